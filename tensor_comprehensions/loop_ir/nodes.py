@@ -367,7 +367,7 @@ class Window:
     """In `body`, `buffer` is a view of `rows` rows of `source` from the row `start` on.
 
     A row is a slice of `source` at one index of `dimension`. `length` is the number of all rows, except for at most
-    `spare` last ones; the verifier proves that the window ends before it. `buffer` may have another shape for the same
+    `spare` last ones; the verifier proves that the window is within it. `buffer` may have another shape for the same
     elements, unless its other dimensions are dynamic. A source without dynamic dimensions is viewed as a whole, in
     another shape. All statements of a kernel must access the source through windows of one name, so that emitters know
     from names alone what a store may change.

@@ -1,4 +1,4 @@
-"""`BoundFunction` in, loop program out, scheduled and proved with isl, whose only importer this is.
+"""The polyhedral lowering: `BoundFunction` in, loop program out. Only this package imports isl.
 
-Always holds: the order that is emitted respects the dependences of the program, and `legality` can prove it.
+Invariant: the emitted order respects the dependences of the program, and `legality` can prove it.
 """

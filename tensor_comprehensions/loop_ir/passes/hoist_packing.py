@@ -1,7 +1,7 @@
 """Loop-invariant code motion of packing out of a parallel loop: each thread packs once, for all of its iterations.
 
-It hoists packed operands, such as the weights of fused layers that are tiled along the batch. "Composable and modular
-code generation in MLIR" does so for serial loops; here, threads share the loop.
+It hoists packed operands, such as the weights of fused layers that are tiled along the batch, as "Composable and
+modular code generation in MLIR" does, but out of a loop that threads share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contractions inside a group: each as a structured op on the part of its domain inside the tiles, and its plan."""
+"""Contractions inside a fusion group: the structured op of each on a tile of its domain, and its plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cluster_op(
     tiles: Sequence[TileRange],
     target: CpuTarget,
 ) -> StructuredOp:
-    """A cluster on the part of its domain that lies in `tiles`."""
+    """The structured op of `cluster` on the part of its domain that lies in `tiles`."""
     parts: dict[str, tuple[ir.Expr, int]] = {}
     for tile in tiles:
         index, shift = tile.row.index_and_shift(node)
@@ -48,7 +48,7 @@ def cluster_plan(
 ) -> Plan:
     """The plan of `op` inside `tiles`. Raises ArgumentError if the requested schedule does not apply.
 
-    Its loops may be parallel only if nothing is around them: no other nodes, and no loop over tiles.
+    Its loops may be parallel only if the group has no other node, and no loop over tiles encloses it.
     """
     schedule = schedule_for(options.schedule, node.name, cluster.output.tensor)
     alone = len(group.nodes) == 1

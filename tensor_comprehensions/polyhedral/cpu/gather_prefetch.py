@@ -1,4 +1,4 @@
-"""Rows of large tables that data selects: asked for some iterations ahead, for no hardware guesses their addresses."""
+"""Prefetch rows of large tables that data selects, since hardware prefetchers cannot predict their addresses."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def prefetch_hints(
     scope: LoweringScope,
     target: CpuTarget,
 ) -> tuple[ir.Invoke, ...]:
-    """Hints for the body of a nest of `group`, vectorized along `lanes`, before the statement of `node`.
+    """Prefetch hints for the body of a nest of `group`, vectorized along `lanes`, before the statement of `node`.
 
     Args:
-        loops: the indices of `node` that the loops around the body walk, innermost first; `scope` gives their values.
+        loops: the indices of `node` that loops around the body iterate, innermost first; `scope` has their values.
     """
     found: dict[ir.Invoke, None] = {}
     for access, writes in _list_reads_and_updates(node):
@@ -60,7 +60,7 @@ def prefetch_hints(
 
 
 def _list_reads_and_updates(node: ScopStatement) -> Iterator[tuple[tc.Access, bool]]:
-    """The reads of `node`, and the element that it updates."""
+    """The reads of `node`, each with False, and the elements that it updates, with True."""
     updated = [w for s, w in zip(node.statements, node.writes, strict=True) if s.reduction is not None]
     yield from ((a, False) for a in node.reads if a not in updated)
     yield from ((a, True) for a in updated)
@@ -74,7 +74,7 @@ def _is_selected_row(
     lanes: NestDim,
     target: CpuTarget,
 ) -> bool:
-    """Whether data that the def does not write selects rows along `lanes` of a tensor larger than L2."""
+    """Whether `access` is to rows along `lanes` of a tensor above L2, selected by data that the group only reads."""
     tensor = function.tensor(access.tensor)
     if tensor.size * tensor.dtype.size <= target.cache[min(1, len(target.cache) - 1)]:
         return False
@@ -90,7 +90,7 @@ def _list_nonaffine_subscripts(access: tc.Access) -> list[tc.Expr]:
 
 
 def _moving_loops(access: tc.Access, loops: Sequence[str]) -> list[str]:
-    """The loops, innermost first, on whose indices it depends which row is selected."""
+    """The loops, innermost first, whose indices select the row."""
     names = {x.name for e in _list_nonaffine_subscripts(access) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
     return [name for name in loops if name in names]
 
@@ -102,9 +102,9 @@ def _map_names_to_indices(node: ScopStatement) -> dict[str, BoundIndex]:
 def _advance_scope(
     moving: Sequence[str], ranges: Mapping[str, BoundIndex], distance: int, scope: LoweringScope
 ) -> LoweringScope:
-    """`scope` with the innermost of `moving` `distance` iterations ahead, into the next ones of the loop around it.
+    """`scope` with the innermost index of `moving` `distance` iterations ahead, carrying into the loop around it.
 
-    All indices stay in their ranges, so every read that the statement may make there is in bounds.
+    All indices stay in their ranges, so every read of the statement at the new indices is in bounds.
     """
     if not moving:
         return scope

@@ -1,4 +1,4 @@
-"""The polyhedral lowering for CPUs: anything affine, and gathers, as fused and vectorized parallel loops."""
+"""The polyhedral lowering for CPUs: affine programs and gathers as fused, vectorized, parallel loops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .subscript_checks import BoundsCheckLoops, build_check_loops
 
 R = TypeVar("R")
 SCOPS = 2
-"""Scops that are kept: a search lowers one def again and again."""
+"""The number of cached scops: a search lowers the same def many times."""
 
 
 def lower_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
@@ -63,16 +63,14 @@ def explain_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget)
 
 
 def _simplify_domains(function: BoundFunction) -> BoundFunction:
-    """`function` with as few dimensions, as little of its domains, and as few remainders as it can do with.
-
-    Sums of products of several factors are in steps of two, which have fewer dimensions.
-    """
+    """`function` with products in steps of two factors, dimensions fused, masked domains restricted, and reads split to
+    avoid remainders in subscripts of rows."""
     return split_wraparound(restrict_domains(collapse(pair_factors(function))))
 
 
 def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:
-    """`run` with `options`; where it refuses the tile that fusion leaves of a contraction, with all statements apart,
-    and then without `use_microkernels`."""
+    """`run(options)`; if it refuses the tile of a fused contraction, retry without fusion, then without
+    `use_microkernels`."""
     attempts = [(options, "all statements apart"), (replace(options, fusion="min"), "all contractions as loops")]
     with LOCK:
         for attempt, otherwise in attempts[options.fusion == "min" :]:
@@ -122,7 +120,7 @@ def _lower_function(function: BoundFunction, options: CpuOptions, target: CpuTar
 def _generate_module(
     function: BoundFunction, plan: Sequence[ScheduledGroup], options: CpuOptions, target: CpuTarget
 ) -> Module:
-    """The loops of a schedule: a kernel for each group, after those that check its subscripts."""
+    """The module of a schedule: for each group a kernel, preceded by kernels that check its subscripts."""
     buffers = {t.name: _make_buffer(t) for t in function.tensors}
     kernels: list[Kernel] = []
     checks = BoundsCheckLoops()
@@ -131,7 +129,7 @@ def _generate_module(
         before = checks
         for s in (s for n in scheduled.group.nodes for s in n.statements):
             checks += build_check_loops(function, s, buffers, len(checks.sites), options, target)
-        for nest in checks.loops[len(before.loops) :]:  # separate: one may rely on the one before
+        for nest in checks.loops[len(before.loops) :]:  # separate kernels, because a check may rely on an earlier one
             kernels.append(Kernel(internal_name(function.name, f"check{len(kernels)}"), nest))
         local = _local_tensors(function, plan, scheduled, options)
         contracted |= {t.name for t in local}
@@ -145,7 +143,7 @@ def _generate_module(
 def _record_temporaries(
     function: BoundFunction, plan: Sequence[ScheduledGroup], scheduled: ScheduledGroup, local: Sequence[Tensor]
 ) -> None:
-    """Write down where the temporaries live that a group writes."""
+    """Record where the temporaries that a group writes are stored."""
     group = scheduled.group
     for node in group.nodes:
         for tensor in (function.tensor(w.tensor) for w in node.writes):
@@ -172,7 +170,7 @@ def _record_temporaries(
 def _local_tensors(
     function: BoundFunction, plan: Sequence[ScheduledGroup], scheduled: ScheduledGroup, options: CpuOptions
 ) -> tuple[Tensor, ...]:
-    """The temporaries that a thread keeps to itself in a group of `plan`."""
+    """The temporaries that are private to a thread in a group of `plan`."""
     if not options.localize_temporaries:
         return ()
     return local_temporaries(function, [s.group for s in plan], scheduled.group)
@@ -180,12 +178,12 @@ def _local_tensors(
 
 @lru_cache(SCOPS)
 def _make_scop(function: BoundFunction, nodes: tuple[ScopStatement, ...]) -> Scop:
-    """The scop, with cached results of isl from compilations with other options."""
+    """The scop of `function`, cached, so that compilations with other options reuse isl's results."""
     return Scop(function, nodes)
 
 
 def plan_schedule(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[ScheduledGroup, ...]:
-    """Groups, tile sizes and nests: everything but the emission."""
+    """The schedule: fusion groups in order, each with its tile sizes and nests."""
     plan = []
     buffers = {t.name: _make_buffer(t) for t in scop.function.tensors}
     for group in fuse_statements(scop, options, target):
@@ -246,7 +244,10 @@ def _make_buffer(tensor: Tensor) -> Buffer:
 
 
 def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> tuple[ScopStatement, ...]:
-    """The nodes of the scop: clusters for `use_microkernels`, else the statements that have an instance."""
+    """The nodes of the scop: contractions with their neighbors (clusters) if `use_microkernels`, and other statements.
+
+    Statements without instances are dropped.
+    """
     tensors = {t.name: t for t in function.tensors}
     buffers = {t.name: _make_buffer(t) for t in function.tensors}
     found: list[ScopStatement] = []
@@ -269,7 +270,7 @@ def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) 
 
 
 def _record_lowering(s: BoundStatement, cluster: MatchedContraction | None, reason: str | None) -> None:
-    """Record the lowering of a statement with a sum."""
+    """Record the lowering of a statement with a reduction."""
     if cluster is not None and reason is None:
         names = tuple(x.name for x in cluster.statements)
         note_decision(Decision("lowering", names, REGISTER_TILES, "a sum of products with statements around it"))
@@ -292,9 +293,9 @@ def _why_not_lowered_as_contraction(
 def find_contractions(
     function: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
-    """The ops in `function` (legalized) that schedules apply to: for each its name, the tensor it defines, and itself.
+    """The ops in `function` (legalized) that schedules apply to, as (name, tensor that it defines, op).
 
-    They are the ops that `use_microkernels` lowers, or that of the only statement if it is not a contraction.
+    These are the contractions that `use_microkernels` lowers; without any, the only statement of a def.
     """
     given = _simplify_domains(function)
     function = split_reductions(given, options, target, products=False)
@@ -314,7 +315,7 @@ def find_contractions(
 
 
 def splits_reductions_in(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Whether `function` (legalized), without a schedule, sums products in parts, which no schedule expresses."""
+    """Whether `function` (legalized), without a schedule, is reordered or split-K, which no schedule can express."""
     whole = _simplify_domains(function)
     unscheduled = replace(options, schedule=None)
     return split_reductions(reorder(whole, unscheduled, target), unscheduled, target) != split_reductions(
@@ -323,18 +324,18 @@ def splits_reductions_in(function: BoundFunction, options: CpuOptions, target: C
 
 
 def with_split_stages(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
-    """`function` (legalized) with its reductions split into the parts of its lowering."""
+    """`function` (legalized) with reductions split as the lowering does."""
     return split_reductions(_simplify_domains(function), options, target)
 
 
 def has_only_contractions(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Whether `function` (legalized) has only contractions, and work that `use_microkernels` fuses with them."""
+    """Whether `function` (legalized) has only contractions and statements that `use_microkernels` fuses with them."""
     function = split_reductions(_simplify_domains(function), options, target, products=False)
     return all(n.cluster is not None for n in scop_nodes(function, options, target))
 
 
 def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:
-    """`op!` through subscripts that are not the plain indices fills the whole tensor first."""
+    """`s`, preceded by a fill of its target if it initializes (`op!`) through subscripts that may skip elements."""
     if not s.initialize or s.reduction is None or _enumerates_target(s):
         return (s,)
     tensor = function.tensor(s.target)
@@ -354,7 +355,7 @@ def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[Bo
 
 
 def _enumerates_target(s: BoundStatement) -> bool:
-    """Whether the subscripts enumerate the target point by point."""
+    """Whether each subscript is a distinct index (plus a constant), so that the indices enumerate the target."""
     singles = []
     for e in s.subscripts:
         form = to_isl_affine(e)

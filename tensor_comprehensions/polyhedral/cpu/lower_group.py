@@ -1,4 +1,4 @@
-"""A scheduled group as a loop program: parallel tile loops around the nests of its leaves."""
+"""Lower a scheduled group to loops: parallel tile loops around its loop nests."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _initialize_sums(
     options: CpuOptions,
     target: CpuTarget,
 ) -> list[ir.Stmt]:
-    """The statements that initialize the sums over the serial row, before its first tile."""
+    """Statements that initialize the sums over the serial row; they run before its first tile."""
     emitter = NestLowering(function, scheduled.group, tuple(tiles), buffers, options, target)
     sums = [leaf for leaf in scheduled.leaves if scheduled.group.adds_up(leaf.nodes[0])]
     return [with_origin(emitter.initialize_sums(leaf), statements_of(leaf.nodes), INITIAL_VALUES) for leaf in sums]
@@ -92,7 +92,7 @@ def contraction_schedule(
     options: CpuOptions,
     target: CpuTarget,
 ) -> Schedule | None:
-    """How the cluster of `node`, or the only statement of a group, is lowered; None if no schedule expresses it."""
+    """The schedule by which the contraction of `node`, or a group's only statement, is lowered; None if none is."""
     tiles, _ = tiles_of(scheduled.group, scheduled.sizes)
     function, local = _with_layouts(function, scheduled, local)
     if node.cluster is None:
@@ -116,7 +116,7 @@ def _lower_group_body(
     options: CpuOptions,
     target: CpuTarget,
 ) -> ir.Stmt:
-    """The nests of a group in order, inside given tiles, with the temporaries that are local to them."""
+    """The nests of a group in order, inside given tiles, with buffers for `local` temporaries."""
     group = scheduled.group
     views = _allocate_local_buffers(local, scheduled, tiles)
     streams, through = _choose_nontemporal_tensors(function, scheduled, target)
@@ -133,7 +133,7 @@ def _lower_group_body(
 def _with_layouts(
     function: BoundFunction, scheduled: ScheduledGroup, local: Sequence[Tensor]
 ) -> tuple[BoundFunction, tuple[Tensor, ...]]:
-    """`function` and its `local` temporaries as the tiles of a group lay these out."""
+    """`function` and its `local` temporaries with the layouts that a chain of contractions prefers."""
     function = with_chain_layouts(function, scheduled.group, scheduled.sizes, local)
     return function, tuple(function.tensor(t.name) for t in local)
 
@@ -141,7 +141,7 @@ def _with_layouts(
 def _allocate_local_buffers(
     local: Sequence[Tensor], scheduled: ScheduledGroup, tiles: Sequence[TileRange]
 ) -> dict[str, BufferView[int]]:
-    """The parts of `local` temporaries that lie in `tiles`, in buffers of their own, or of one that they replace."""
+    """Buffers for the parts of `local` temporaries in `tiles`; some reuse the buffer of a temporary that is dead."""
     group, sizes = scheduled.group, scheduled.sizes
     extents = {t.name: temporary_footprint(t, group, sizes) for t in local}
     views = {t.name: localized_buffer(t, extents[t.name], tiles) for t in local}
@@ -155,7 +155,7 @@ def _allocate_local_buffers(
 
 
 def _reads_before(scheduled: ScheduledGroup, tensor: str, written: str) -> bool:
-    """Whether a statement reads `tensor` in the nest that writes to `written`, before that, maybe at other points."""
+    """Whether, in the nest that writes `written`, an earlier statement accesses `tensor`, perhaps at other points."""
     for leaf in scheduled.leaves:
         writers = [k for k, n in enumerate(leaf.nodes) if any(w.tensor == written for w in n.writes)]
         if writers and any(tensor in n.tensors for n in leaf.nodes[: writers[0]]):
@@ -166,7 +166,7 @@ def _reads_before(scheduled: ScheduledGroup, tensor: str, written: str) -> bool:
 def _choose_nontemporal_tensors(
     function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget
 ) -> tuple[frozenset[str], bool]:
-    """The tensors that a group stores non-temporally, and whether its transpositions go through a buffer."""
+    """The tensors that a group stores non-temporally, and whether it transposes through a buffer."""
     group, movement = scheduled.group, scheduled.movement
     if movement is not None:
         return frozenset(w.tensor for n in group.nodes for w in n.writes if movement.nontemporal), movement.staged
@@ -176,7 +176,7 @@ def _choose_nontemporal_tensors(
 
 
 def _is_transposition(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> bool:
-    """Whether the group is one pointwise nest that transposes, whose blocks need no masks in tiles of known size."""
+    """Whether the group is a single pointwise nest that transposes; its blocks need no masks in static tiles."""
     if len(scheduled.leaves) > 1 or not is_fully_parallel(scheduled.leaves[0]):
         return False
     lanes = vector_dim(function, scheduled.leaves[0], target)

@@ -1,4 +1,4 @@
-"""The loop nests of a group's leaves inside its tiles, in vectors where that is possible."""
+"""Lower the loop nests of a group inside its tiles, vectorized if possible."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ from .transpose_staging import (
     transpose_staged,
 )
 
-# The role of stores that begin sums.
+# The role of stores that initialize sums.
 INITIAL_VALUES = "initial value"
 
 
 @dataclass(frozen=True, slots=True)
 class NestLowering:
-    """The shared context of the nests of one group."""
+    """Lowers the nests of one group; it holds their common context."""
 
     function: BoundFunction
     group: FusionGroup
@@ -74,12 +74,12 @@ class NestLowering:
     buffers: Mapping[str, Buffer | BufferView[int]]
     options: CpuOptions
     target: CpuTarget
-    streams: frozenset[str] = frozenset()  # tensors that are written past the caches
+    streams: frozenset[str] = frozenset()  # tensors that are stored non-temporally
     movement: MemoryBoundPlan | None = None  # the plan of the only nest, if a schedule determines it
     staged: bool = False  # whether a pointwise nest transposes through a buffer
 
     def leaf(self, leaf: LoopNest) -> ir.Stmt:
-        """The nest of `leaf`, vectorized where that is possible."""
+        """The loops of `leaf`, vectorized if possible."""
         if leaf.nodes[0].cluster is not None:
             return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
         if self.movement is not None:
@@ -109,7 +109,7 @@ class NestLowering:
         note_decision(Decision("vector", statements_of(leaf.nodes), chosen, why, numbers, rivals))
 
     def _lower_movement(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
-        """The nest as a schedule wants it. Raises ArgumentError if it has no form in vectors."""
+        """The nest as the user's schedule requests it. Raises ArgumentError if it cannot be vectorized so."""
         lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
         if lanes is not None and lanes.kind is not DimKind.SERIAL:
             nest = (self._lower_transposed_nest if movement.transposed else self._nest)(leaf, lanes)
@@ -121,7 +121,7 @@ class NestLowering:
         )
 
     def default_plan(self, scheduled: ScheduledGroup) -> MemoryBoundPlan | None:
-        """The default plan for the only statement of a group; None if no schedule can express it."""
+        """The plan for the default lowering of a group's only statement; None if no schedule can express it."""
         (leaf,) = scheduled.leaves
         lanes = vector_dim(self.function, leaf, self.target)
         if lanes is None:
@@ -145,7 +145,7 @@ class NestLowering:
         return MemoryBoundPlan(tiles, lanes.name, count, vectors, rows, turned, self.staged, shared, bool(self.streams))
 
     def _contraction(self, node: ScopStatement, cluster: MatchedContraction) -> ir.Stmt:
-        """A cluster on the part of its domain that lies in the tiles."""
+        """The micro-kernel code of a contraction on the part of its domain that lies in the tiles."""
         op = cluster_op(node, cluster, self.buffers, self.tiles, self.target)
         if self.group.adds_up(node):
             op = replace(op, initial=op.output)
@@ -153,7 +153,7 @@ class NestLowering:
         return contraction.lower_contraction(op, self.target, plan=plan, parallel=False)
 
     def initialize_sums(self, leaf: LoopNest) -> ir.Stmt:
-        """The start of the sums of a leaf, at all their points."""
+        """The loops that initialize the sums of a leaf at all points."""
         (node,) = leaf.nodes
         dims = [d for d in leaf.dims if d.kind is DimKind.PARALLEL]
         lanes = min(dims, key=lambda d: access_stride(self.function, node.writes[0], d.index(node)) or 1 << 40)
@@ -187,7 +187,7 @@ class NestLowering:
     def _restricted_nest(
         self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim | None, body: ir.Stmt
     ) -> ir.Stmt:
-        """The nest of a leaf whose domain is smaller than its box; the body already selects `chosen` conditions."""
+        """The nest of a leaf whose domain is smaller than its box; `body` already applies the `chosen` conditions."""
         first = leaf.nodes[0]
         indices = self._scope(leaf, first).indices
         here = place_inequalities(leaf, order, lanes)
@@ -205,7 +205,7 @@ class NestLowering:
         return build.when(emit_conjunction(here.around, indices), body)
 
     def _summed_rows(self, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
-        """The dimension whose rows a sum along them adds up at once; None if it goes row by row."""
+        """The dimension whose rows a reduction along the rows sums concurrently; None if it sums one row at a time."""
         if lanes.kind is not DimKind.REDUCTION:
             return None
         if self.movement is None:
@@ -218,7 +218,7 @@ class NestLowering:
     def _lower_interleaved_row_sums(
         self, leaf: LoopNest, order: Sequence[NestDim], rows: NestDim, body: ir.Stmt
     ) -> ir.Stmt:
-        """The nest of a sum along `rows` with all of those of a tile inside its innermost loop."""
+        """The nest of a sum along each row, with the unrolled loop over the tile's `rows` innermost."""
 
         def loop_rows(body: ir.Stmt) -> ir.Stmt:
             return ir.Loop(rows.name, *self._range(leaf, rows), body, LoopKind.UNROLLED)
@@ -229,7 +229,7 @@ class NestLowering:
         return build.block(loop_rows(build.block(*self._initializations(leaf))), nest)
 
     def _is_row_blocked_column_sum(self, leaf: LoopNest, lanes: NestDim) -> bool:
-        """Whether the nest is a sum of columns that reads more of each row than accumulators cover, from memory."""
+        """Whether the nest sums columns of a matrix in memory whose rows are longer than the accumulators cover."""
         if self.movement is not None:
             return self.movement.rows > 1 and lanes.kind is DimKind.PARALLEL
         if not is_column_reduction(leaf, lanes) or self.options.interleave:
@@ -247,9 +247,9 @@ class NestLowering:
     def _lower_column_sum_in_row_blocks(
         self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim, body: ir.Stmt
     ) -> ir.Stmt:
-        """The nest of a sum of columns in blocks of a few rows, each from end to end, as memory likes to be read.
+        """The nest of a sum of columns in blocks of a few rows, which are read from end to end for memory bandwidth.
 
-        The elements of a column are added in the same order as without blocks.
+        Each column is summed in the same order as without blocks.
         """
         k = order.index(lanes)
         rows, inner = order[k + 1], order[k + 2 :]
@@ -280,7 +280,7 @@ class NestLowering:
         return COLUMN_SUM_ROWS if self.movement is None else self.movement.rows
 
     def _rows_ahead(self, leaf: LoopNest, rows: NestDim, lanes: NestDim) -> Iterator[ir.Stmt]:
-        """Hints for the same part of the rows of the next block."""
+        """Prefetches of the same columns in the next block of rows."""
         (node,) = leaf.nodes
         scope = self._scope(leaf, node)
         there = build.add(scope.indices[rows.index(node)], self._rows_per_block)
@@ -297,7 +297,7 @@ class NestLowering:
             yield from prefetch_hints(self.function, self.group, node, lanes, loops, scope, self.target)
 
     def _lower_transposed_nest(self, leaf: LoopNest, lanes: NestDim) -> ir.Stmt | None:
-        """The nest with reads that cross `lanes` transposed; None if there are none."""
+        """The nest with reads that are strided along `lanes` transposed; None if there are no such reads."""
         row = transposed_read_dim(self.function, leaf, lanes)
         if row is None or leaf.nodes[0].domain:
             return None
@@ -393,7 +393,7 @@ class NestLowering:
         return row.index_and_shift(first)[1] - row.index_and_shift(node)[1]
 
     def _update(self, leaf: LoopNest, node: ScopStatement, only: Sequence[Inequality] = ()) -> ir.Store:
-        """only: of the first node's domain; terms where they do not hold are neutral."""
+        """The store of `node`. only: inequalities of the first node's domain; where they fail, terms are neutral."""
         (s,) = node.statements
         scope = self._scope(leaf, node)
         buffer, indices = lower_access(s.target, s.subscripts, scope)
@@ -426,7 +426,7 @@ class NestLowering:
 
 
 def _why_no_vectors(nest: ir.Stmt) -> str | None:
-    """Why a nest has no form in vectors; None if it has one."""
+    """Why a nest cannot be vectorized, or None if it can."""
     try:
         vectorize_loops(nest)
     except CannotLower as refusal:

@@ -1,4 +1,4 @@
-"""A def that only reduces, permutes or copies as a structured op, and its schedule as loops."""
+"""Statements that only reduce, permute or copy as structured ops, and their schedules as tile sizes and loop orders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..scop.scop import ScopStatement
 
 
 def memory_bound_op(node: ScopStatement, buffers: Mapping[str, Buffer]) -> StructuredOp | None:
-    """The statement of `node` as an op without a second factor, named as its cluster would be; None for others."""
+    """The single statement of `node` as an op without a second factor; None if it has checks, gathers or a domain."""
     (s, *others) = node.statements
     if node.cluster is not None or others or s.checks or s.domain:
         return None
@@ -71,20 +71,20 @@ def requested_plan(
 
 
 def with_prefixed_names(movement: MemoryBoundPlan, node: ScopStatement) -> MemoryBoundPlan:
-    """With the names of the op's iterators."""
+    """`movement` with the names of the op's iterators."""
     tiles = tuple((internal_name(node.name, name), size) for name, size in movement.tiles)
     return replace(movement, tiles=tiles, vector=internal_name(node.name, movement.vector))
 
 
 def _strip_prefix(movement: MemoryBoundPlan, node: ScopStatement) -> MemoryBoundPlan:
-    """With the names of the node's indices."""
+    """`movement` with the names of the node's indices."""
     prefix = internal_name(node.name, "")
     tiles = tuple((name.removeprefix(prefix), size) for name, size in movement.tiles)
     return replace(movement, tiles=tiles, vector=movement.vector.removeprefix(prefix))
 
 
 def tile_sizes_of(movement: MemoryBoundPlan, group: FusionGroup) -> tuple[int, ...]:
-    """The tile size of each row. Raises ArgumentError for a loop that cannot be cut."""
+    """The tile size of each row. Raises ArgumentError for a loop that cannot be tiled."""
     wanted = dict(movement.tiles)
     rows = {row.places[0][1][0]: row for row in group.rows}
     if unknown := [name for name in wanted if name not in rows]:
@@ -93,7 +93,7 @@ def tile_sizes_of(movement: MemoryBoundPlan, group: FusionGroup) -> tuple[int, .
 
 
 def row_order_of(movement: MemoryBoundPlan, group: FusionGroup) -> tuple[int, ...]:
-    """The rows as the loop over tiles walks them, outermost first."""
+    """The order of the rows in the loop over tiles, outermost first."""
     names = [row.places[0][1][0] for row in group.rows]
     cut = [names.index(name) for name, _ in movement.tiles]
     return (*(k for k in range(len(names)) if k not in cut), *cut)

@@ -1,4 +1,4 @@
-"""Loops over the part of a leaf's box that `restrict` leaves: bounds where that is possible, else conditions."""
+"""Loops over a restricted domain: its inequalities become loop bounds if possible, else conditions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Restriction:
     Elements outside of the domain may be computed, but terms outside of it must not be added.
 
     Attributes:
-        bounds: for the position of a loop, the inequalities that bound it.
-        widest: the same for a loop inside the lanes, which covers the iterations of all lanes.
+        bounds: by the position of a loop, the inequalities that bound it.
+        widest: the same for loops inside the vector loop, whose bounds must cover the iterations of all lanes.
         around: conditions on the whole nest.
-        begun: conditions on the sums of an element, which is initialized all the same.
-        chosen: conditions that differ from lane to lane: if they do not hold, the neutral element is added.
+        begun: conditions on adding terms to an element; it is initialized in any case.
+        chosen: conditions that differ between lanes; where they fail, the neutral element is added.
     """
 
     bounds: Mapping[int, tuple[Inequality, ...]]
@@ -33,7 +33,7 @@ class Restriction:
 
 
 def place_inequalities(leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim | None) -> Restriction:
-    """Where the inequalities of `leaf` take effect, if its loops nest in this order, with `lanes` among them."""
+    """Where the inequalities of `leaf` take effect if its loops are nested in `order` and vectorized along `lanes`."""
     first = leaf.nodes[0]
     names = [d.index(first) for d in order]
     lane = None if lanes is None else lanes.index(first)
@@ -61,7 +61,7 @@ def place_inequalities(leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim 
 
 
 def value_of(g: Inequality, indices: Mapping[str, ir.Expr], without: str = "") -> ir.Expr:
-    """The form that is at least zero, without the term of one index."""
+    """The affine form of `g`, which must be nonnegative, without the term of the index `without`."""
     total: ir.Expr = build.const(g.constant)
     for name, c in g.terms:
         if name != without:
@@ -70,7 +70,7 @@ def value_of(g: Inequality, indices: Mapping[str, ir.Expr], without: str = "") -
 
 
 def emit_conjunction(inequalities: Sequence[Inequality], indices: Mapping[str, ir.Expr]) -> ir.Expr:
-    """Whether all of them hold."""
+    """The condition that all `inequalities` hold."""
     whole: ir.Expr = build.TRUE
     for g in inequalities:
         whole = build.logical_and(whole, build.ge(value_of(g, indices), 0))
@@ -80,7 +80,7 @@ def emit_conjunction(inequalities: Sequence[Inequality], indices: Mapping[str, i
 def restrict_bounds(
     inequalities: Sequence[Inequality], index: str, start: ir.Expr, stop: ir.Expr, indices: Mapping[str, ir.Expr]
 ) -> tuple[ir.Expr, ir.Expr]:
-    """The part of `start .. stop` in which all of them hold; an empty one begins where it stops."""
+    """The part (start, stop) of a loop over `index` in which all `inequalities` hold; start is stop if it is empty."""
     first = start
     for g in inequalities:
         c = dict(g.terms)[index]
@@ -99,9 +99,9 @@ def widest_bounds(
     lane: tuple[str, ir.Expr, ir.Expr],
     indices: Mapping[str, ir.Expr],
 ) -> tuple[ir.Expr, ir.Expr]:
-    """The part of a loop from `ends[0]` to `ends[1]` in which each of them holds in some lane.
+    """The part of a loop over `index` from `ends[0]` to `ends[1]` in which each inequality holds in some lane.
 
-    lane: the index along the lanes, and where those begin and stop.
+    lane: (index along the lanes, its start, its stop).
     """
     name, first, stop = lane
     for g in inequalities:

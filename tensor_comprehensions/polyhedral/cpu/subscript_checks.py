@@ -1,7 +1,7 @@
-"""Data-dependent subscripts verified before anything reads through them.
+"""Check data-dependent subscripts before anything is accessed through them.
 
-A check of many subscripts first asks, in vectors and where it pays in parallel, whether all of them are inside. Only
-where one is not a second, ordered nest looks for the first of them.
+For many subscripts, a vectorized, perhaps parallel nest first tests whether all are in bounds. Only if one is not, a
+second, ordered nest searches for the first one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def build_check_loops(
     options: CpuOptions,
     target: CpuTarget,
 ) -> BoundsCheckLoops:
-    """For each check of `s`, loops that verify it over all instances of `s`."""
+    """For each check of `s`, loops that verify it for all instances of `s`; sites are numbered from `first_site`."""
     found = BoundsCheckLoops()
     if all(i.extent for i in s.indices):
         for check in dict.fromkeys(s.checks):
@@ -86,7 +86,7 @@ class _Check:
 
     @property
     def indices(self) -> tuple[BoundIndex, ...]:
-        """Those on which the check depends, in the order of the statement."""
+        """The indices on which the check depends, in the order of the statement."""
         used = {x.name for e in _list_check_exprs(self.check) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
         return tuple(i for i in self.statement.indices if i.name in used)
 
@@ -101,7 +101,7 @@ class _Check:
         return BoundsCheckLoops((everywhere,), sites, temporaries)
 
     def _one_by_one(self) -> ir.Stmt:
-        """The nest that finds the first subscript that is outside."""
+        """The serial nest that finds the first subscript out of bounds."""
         value, condition = self._lower_condition()
         body: ir.Stmt = ir.Check(condition, self.site, value)
         for i in reversed(self.indices):
@@ -109,7 +109,7 @@ class _Check:
         return body
 
     def _guard_search(self, search: ir.Stmt) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
-        """`search` only where it would find something; and the memory that this takes."""
+        """`search` behind a fast test whether it would find anything, and the buffers that the test needs."""
         if self.points < FEW_SUBSCRIPTS:
             return search, ()
         outer = max(self.indices, key=lambda i: i.extent)
@@ -129,7 +129,7 @@ class _Check:
         return build.block(first, then), (flags,) if chunks > 1 else ()
 
     def _in_chunks(self, inside: Buffer, outer: BoundIndex, flags: Buffer) -> ir.Stmt:
-        """`codegen_flags`, one for each chunk of `outer`."""
+        """The parallel loop that computes `flags`, one for each chunk of `outer`."""
         (chunks,) = flags.shape
         size = -(-outer.extent // chunks)
         chunk = build.var(CHUNK)
@@ -140,7 +140,10 @@ class _Check:
         return ir.Loop(CHUNK, build.const(0), build.const(chunks), body, LoopKind.PARALLEL)
 
     def _vector_nest(self, inside: Buffer, parts: Mapping[str, tuple[ir.Expr, ir.Expr]]) -> ir.Stmt:
-        """The condition of the instances in `parts` taken into `inside`, lanes along the index that suits them best."""
+        """The nest that combines the conditions of instances in `parts` into `inside`, with the best index in lanes.
+
+        parts: (start, stop) of indices that are not iterated in full.
+        """
         value, condition = self._lower_condition()
         bits = value.operand.type.dtype.bits if isinstance(value, ir.Cast) else value.type.dtype.bits
         lanes = self.target.lanes(bits)
@@ -157,13 +160,13 @@ class _Check:
         return body
 
     def _cost(self, i: BoundIndex, lanes: int) -> float:
-        """Of the vectors along `i`, per subscript."""
+        """The cost per subscript of vectors along `i`."""
         steps = [access_stride(self.function, a, i.name) for a in _collect_check_accesses(self.check)]
         costs = [1.0 if s in (0, 1) else 4.0 if s is not None and abs(s) <= 4 else 10.0 for s in steps]
         return sum(costs) * -(-i.extent // lanes) / i.extent
 
     def _lower_condition(self) -> tuple[ir.Expr, ir.Expr]:
-        """The subscript in int64, and whether it is inside where it is asked for."""
+        """The subscript in int64, and the condition that it is in bounds wherever its guard holds."""
         guard = self.check.guard
         scope = LoweringScope({i.name: build.var(i.name) for i in self.statement.indices}, self.buffers)
         value = lower_subscript(self.check.subscript, scope.with_guard(guard) if guard is not None else scope)
@@ -174,7 +177,7 @@ class _Check:
 
 
 def is_inside(value: ir.Expr, extent: int) -> ir.Expr:
-    """`0 <= value < extent`, in the type in which the value was found."""
+    """`0 <= value < extent`, in the type of `value` before it was widened."""
     narrow = value.operand if isinstance(value, ir.Cast) and value.operand.type.dtype.is_integer else value
     dtype = narrow.type.dtype
     above = build.ge(narrow, 0) if dtype.is_signed else build.TRUE
@@ -183,11 +186,11 @@ def is_inside(value: ir.Expr, extent: int) -> ir.Expr:
 
 
 def _initialize_and_run(inside: Buffer, nest: ir.Stmt) -> ir.Stmt:
-    """`inside` as the conjunction of the conditions that `nest` combines into it."""
+    """Set `inside` to true, then run `nest`, which combines conditions into it."""
     return build.block(ir.Store(inside, (), build.TRUE), nest)
 
 
 def _make_flag_conjunction(inside: Buffer, flags: Buffer) -> ir.Stmt:
-    """All `codegen_flags` taken into `inside`."""
+    """The loop that combines all `flags` into `inside`."""
     update = ir.Store(inside, (), ir.Load(flags, (build.var(CHUNK),)), "and")
     return ir.Loop(CHUNK, build.const(0), build.const(flags.shape[0]), update)

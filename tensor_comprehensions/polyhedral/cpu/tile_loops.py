@@ -1,4 +1,4 @@
-"""A group's tiles, the loops over them, and buffers for the part of a tensor that one tile touches."""
+"""The tiles of a group, the loops over them, and buffers for the part of a tensor that one tile touches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ..scop.scop import ScopStatement
 
 @dataclass(frozen=True, slots=True)
 class TileRange:
-    """A row inside the group's parallel loop: it covers `size` values from `start` on, within the row's range.
+    """The part of a row in one tile: `size` values from `start` on, as far as they are in the row's range.
 
-    exact: all of them are in the range. before: the size of those before this one, if it is the last and shorter.
+    exact: whether all of them are in the range. before: for a shorter last tile, the size of the earlier ones.
     """
 
     row: BandMember
@@ -43,7 +43,7 @@ class TileRange:
 
 
 def tiles_of(group: FusionGroup, sizes: Sequence[int]) -> tuple[tuple[TileRange, ...], tuple[int, ...]]:
-    """A tile of each row of a group, `sizes` long, and how many of them there are."""
+    """For each row of a group, a tile of the given size, and the number of tiles."""
     tiles, counts = [], []
     for row, size in zip(group.rows, sizes, strict=True):
         count = -(-row.extent // size)
@@ -62,7 +62,7 @@ def tile_loops(
     options: CpuOptions,
     name: str = "tile",
 ) -> ir.Stmt:
-    """One flat parallel loop over all tiles, or a serial one if there is too little work to share."""
+    """One flat loop over all tiles; parallel if `total` operations are enough work to share."""
     moving = [(t, c) for t, c in zip(tiles, counts, strict=True) if c > 1]
     if not moving:
         return body
@@ -84,9 +84,9 @@ def tile_loops(
 def with_remainders(
     tiles: tuple[TileRange, ...], body: Callable[[tuple[TileRange, ...]], ir.Stmt], position: int = 0
 ) -> ir.Stmt:
-    """`body` for whole tiles and, as separate code, for every mix of whole and remainder tiles from `position` on.
+    """`body` in separate versions for every combination of whole and remainder tiles of rows from `position` on.
 
-    Contractions and blocks of a transposition have static extents, so a remainder tile cannot be a loop bound.
+    Contractions and transposed blocks need static extents, so a remainder tile cannot be handled by a loop bound.
     """
     for k in range(position, len(tiles)):
         tile = tiles[k]

@@ -1,7 +1,7 @@
-"""Transpositions past the caches: turned into a buffer in the second one, which they leave in whole lines of memory.
+"""Non-temporal transposition: transpose into a buffer in L2, and store that to memory in whole cache lines.
 
-A line that is written in parts travels to a far last cache and back between them. Rows of the output begin anywhere in
-a line; a tile therefore stores the lines that begin in it, for which it turns a few lanes of the next one as well.
+A partly written line would travel to a distant last-level cache and back between writes. Rows of the output may begin
+anywhere in a line, so a tile stores the lines that begin in it, and transposes a few lanes of the next tile for that.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ def transpose_nontemporal(
     factor: tuple[int, int],
     before: int = 0,
 ) -> Stmt:
-    """The loops over `row` and `lane` around pointwise non-temporal `stores`, which read `reads` from buffers.
+    """The loops over `row` and `lane` around pointwise non-temporal `stores`, with `reads` transposed in buffers.
 
     Args:
         whole: the range of which `lane` is a part. A line that begins in one part and ends in the next is stored by the
             loops of the first part.
-        factor: rows and lanes of the square blocks to transpose, and lanes of the vectors that leave the buffers; how
-            many of those at once.
-        before: lanes of each part before this one, if this is the last and shorter.
+        factor: the side of the square blocks to transpose, which is the lanes of stored vectors; and vectors at once.
+        before: for a shorter last part, the lanes of each earlier part.
     """
     if parts := _split_long_axis(row):
         return build.block(*(transpose_nontemporal(stores, reads, part, lane, whole, factor, before) for part in parts))
@@ -70,7 +69,7 @@ def transpose_nontemporal(
         more = replace(lanes, start=first, stop=build.add(first, line))
         beyond = transpose_into(found, rows, more, factor[0], along_reads=True)
         copies.append(build.when(build.lt(lanes.stop, whole[1]), beyond))
-    if apart or is_apart(before):  # then the part before this one has stored the rest of its last line
+    if apart or is_apart(before):  # the previous part has stored the rest of its last line
         inner = _by_lines(store, line, lanes, whole, loop_lanes)
     body = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
     body = build.allocate([place.buffer for place in found.values()], body)
@@ -79,7 +78,7 @@ def transpose_nontemporal(
 
 
 def _split_long_axis(axis: Axis) -> tuple[Axis, ...]:
-    """The whole chunks of a long axis, and the remainder; () if the axis is not split."""
+    """The whole chunks of a long axis, and the remainder; () if the axis needs no split."""
     length = axis.length
     return (
         ()
@@ -89,19 +88,19 @@ def _split_long_axis(axis: Axis) -> tuple[Axis, ...]:
 
 
 def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
-    """Whether every row of a part of `lanes` begins a cache line if the buffer does."""
+    """Whether all rows of a part of `lanes` lanes start at a cache line, assuming that the buffer does."""
     size = buffer.type.dtype.size
     return begin_lines(buffer.strides, size) and first * size % CACHE_LINE_BYTES == lanes * size % CACHE_LINE_BYTES == 0
 
 
 def _compute_row_pitch(buffer: Buffer, lanes: int) -> int:
-    """Pitch of rows with this many elements: an odd number of lines, which spreads rows over all sets of a cache."""
+    """The pitch of rows with `lanes` elements: an odd number of lines, which spreads rows over all cache sets."""
     line = CACHE_LINE_BYTES // buffer.type.dtype.size
     return (-(-lanes // line) | 1) * line
 
 
 def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:
-    """`along` the lines of `store` that begin in `lane`, and those before the first line at the start of the range."""
+    """`along` for the lines of `store` that begin in `lane`; at the start of the range, also for the partial line."""
     lines = build.var(internal_name(lane.name, "lines"))
     before = build.when(build.le(lane.start, whole[0]), along(lane.start, lines))
     stop = build.minimum(_line_at(store, line, lane, lane.stop), whole[1])
@@ -110,7 +109,7 @@ def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along
 
 
 def _line_at(store: Store, line: int, lane: Axis, at: Expr) -> Expr:
-    """The first lane from `at` on where `store` begins a line, if its buffer does."""
+    """The first lane from `at` on where `store` starts a cache line, assuming that its buffer does."""
     indices = [substitute_vectorized(i, {lane.name: at}) for i in store.indices]
     place: Expr = build.const(0)
     for index, stride in zip(indices, store.buffer.strides, strict=True):

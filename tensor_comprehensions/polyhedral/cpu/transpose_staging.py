@@ -1,6 +1,6 @@
-"""Promotion for transposition: the operand of a block is copied so that it is contiguous along the other dimension.
+"""Transpose operands of a block so that they become contiguous along the other dimension.
 
-If all iterations are independent, the copy is in registers (`structured.lower.transpose`); else in a small buffer.
+If all iterations are independent, that happens in registers (`structured.lower.transpose`); else in a small buffer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ...thresholds import (
 
 
 def transposable_reads(stores: Sequence[Store], row: str, lane: str) -> tuple[Load, ...]:
-    """The reads of scalar `stores` that are contiguous along `row` but far apart along `lane`; () if none may move.
+    """The reads of scalar `stores` that are contiguous along `row` but strided along `lane`; () if none may move.
 
-    They may move to before the stores because those write other buffers. The stores must be contiguous along `lane`,
-    or reduce over it.
+    They may move before the stores, which write other buffers. The stores must be contiguous along `lane`, or reduce
+    over it.
     """
     if any(s.mask is not None or not _is_contiguous_store(s, lane) for s in stores):
         return ()
@@ -42,7 +42,7 @@ def transposable_reads(stores: Sequence[Store], row: str, lane: str) -> tuple[Lo
 def transpose_block_side(
     stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int], target: CpuTarget, *, pointwise: bool = True
 ) -> int:
-    """Rows and columns of the square blocks in which `reads` are transposed for `stores`."""
+    """The side, in elements, of the square blocks in which `reads` are transposed for `stores`."""
     bits = _find_widest_element_bits(stores, reads)
     lanes = target.lanes(bits)
     whole = any(s.nontemporal for s in stores) or (pointwise and _fits_l1_with_line_vectors(stores, reads, target))
@@ -54,7 +54,7 @@ def transpose_block_side(
 def loads_in_pieces(
     stores: Sequence[Store], reads: Sequence[Load], rows: Axis, lanes: Axis, block: int, target: CpuTarget
 ) -> bool:
-    """Whether blocks of this many rows and lanes load rows in pieces, so that whole lines pass through L1."""
+    """Whether blocks of side `block` should load their rows in pieces, so that whole lines pass through L1."""
     is_line = block * _find_widest_element_bits(stores, reads) == 8 * CACHE_LINE_BYTES and _fits_l1_with_line_vectors(
         stores, reads, target
     )
@@ -64,7 +64,7 @@ def loads_in_pieces(
 
 
 def _fits_l1_with_line_vectors(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
-    """Whether the widest vectors are cache lines, and all of them in the first cache."""
+    """Whether vectors are as wide as cache lines, and all data fit into L1."""
     return _has_lines(target) and _touched_bytes(stores, reads) <= target.cache[0]
 
 
@@ -73,12 +73,12 @@ def _find_widest_element_bits(stores: Sequence[Store], reads: Sequence[Load]) ->
 
 
 def _has_lines(target: CpuTarget) -> bool:
-    """Whether the widest vectors are as wide as cache lines, and operations as wide as vectors."""
+    """Whether vectors are as wide as cache lines, and more than one can be issued per cycle."""
     return target.vector_bits == 8 * CACHE_LINE_BYTES and target.issue_bits_per_cycle > target.vector_bits
 
 
 def _touched_bytes(stores: Sequence[Store], reads: Sequence[Load]) -> int:
-    """Bytes of the outputs, and of the transposed reads."""
+    """The bytes of the outputs and of the transposed inputs."""
     buffers = {*_written_buffers(stores), *(r.buffer for r in reads)}
     return sum(prod(b.shape) * b.type.dtype.size for b in buffers)
 
@@ -88,7 +88,7 @@ def _written_buffers(stores: Sequence[Store]) -> list[Buffer]:
 
 
 def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
-    """Whether the widest vectors are cache lines of outputs that are not in the first cache."""
+    """Whether vectors are whole cache lines of the outputs, and the data exceed L1."""
     if not _has_lines(target) or any(s.op is not None for s in stores):
         return False
     whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written_buffers(stores))
@@ -96,7 +96,7 @@ def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTar
 
 
 def prefetch_distance(reads: Sequence[Load], target: CpuTarget) -> int:
-    """How many lines ahead to prefetch `reads`; 0 if they are in the caches."""
+    """How many cache lines ahead to prefetch `reads`; 0 if they fit into the caches."""
     largest = max(prod(r.buffer.shape) * r.buffer.type.dtype.size for r in reads)
     return STAGE_PREFETCH_LINES if largest > target.cache[min(1, len(target.cache) - 1)] // 2 else 0
 
@@ -110,9 +110,13 @@ def transpose_staged(
     side: int,
     factor: tuple[int, int],
 ) -> Stmt:
-    """The loops over `row` and `lane`, in chunks, around `stores`, which find `reads` in buffers; `initial` is per row.
+    """The loops over `row` and `lane`, in chunks, around `stores`, with `reads` transposed in buffers.
 
-    As `structured.transpose.transposed`, but the iterations over `lane` may reduce; `factor` is for its VECTOR loop.
+    Like `structured.lower.transpose.transpose_loops`, but the iterations over `lane` may reduce.
+
+    Args:
+        initial: statements to run once for each row, before its loop over `lane`.
+        side: the side of the square blocks to transpose. factor: the `vector_factors` of the loop over `lane`.
     """
     least = min(r.buffer.type.dtype.size for r in reads)
     shape = (STAGE_ROWS, STAGE_ROW_BYTES // least)
@@ -129,12 +133,12 @@ def transpose_staged(
 
 
 def chunk_start(axis: Axis) -> str:
-    """The name of the variable at which a part begins."""
+    """The name of the variable that holds the start of a chunk of `axis`."""
     return internal_name(axis.name, "start")
 
 
 def chunk_of(axis: Axis, size: int) -> Axis:
-    """The part of `axis` from the variable `chunk_start` on."""
+    """The chunk of `axis` with up to `size` elements from the variable `chunk_start` on."""
     start = build.var(chunk_start(axis))
     stop = build.add(start, size)
     return Axis(axis.name, start, stop if axis.splits(size) else build.minimum(stop, axis.stop))
@@ -143,7 +147,7 @@ def chunk_of(axis: Axis, size: int) -> Axis:
 def staged_loads(
     reads: Sequence[Load], rows: Axis, lanes: Axis, shape: Callable[[Load], tuple[int, int]]
 ) -> dict[Load, Load]:
-    """The buffer load that replaces each of `reads` at `rows` and `lanes`, in a buffer of that shape."""
+    """For each of `reads`, the load from a new buffer of shape `shape(read)` that replaces it in a chunk."""
     axes = (rows, lanes)
     first = {a.name: a.start for a in axes}
     found = {}
@@ -157,7 +161,7 @@ def staged_loads(
 def transpose_into(
     found: Mapping[Load, Load], rows: Axis, lanes: Axis, side: int, *, along_reads: bool = False
 ) -> Stmt:
-    """Copies of the reads to their places, turned in registers."""
+    """The loops that copy the reads to their buffers, transposed in registers. found: as from `staged_loads`."""
     return build.block(
         *(
             transpose_loops(
@@ -196,7 +200,7 @@ def _is_transposed_read(e: Load, row: str, lane: str) -> bool:
 
 
 def _compute_access_stride(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:
-    """Elements between `buffer[indices]` at consecutive values of the variable `name`; None if that varies."""
+    """The stride of `buffer[indices]` in elements along the variable `name`; None if it varies."""
     total = 0
     for index, stride in zip(indices, buffer.strides, strict=True):
         for atom, c in linear_forms.linear_terms(index)[0].items():

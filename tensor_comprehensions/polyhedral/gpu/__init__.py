@@ -1,4 +1,4 @@
-"""The polyhedral lowering for GPUs: blocks, threads, promotion to shared memory and registers.
+"""The polyhedral lowering for GPUs: mapping to blocks and threads, promotion to shared memory and registers.
 
-A legalized `BoundFunction` and `MappingOptions` come in, a module of kernels with launches goes out.
+A legalized `BoundFunction` and `MappingOptions` in, a module of kernels with launches out.
 """

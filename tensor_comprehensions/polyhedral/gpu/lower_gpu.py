@@ -1,4 +1,4 @@
-"""The lowering for GPUs: any def as kernels of blocks and threads."""
+"""The polyhedral lowering for GPUs: any def as kernels with blocks and threads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lower_gpu(
 ) -> Module:
     """The module of `function` (legalized): one kernel per fused group, in order.
 
-    options: None chooses them for each kernel. collapsed: its tensors keep their dimensions.
+    options: None chooses them for each kernel. collapsed: whether dimensions are fused already.
 
     Raises:
         ArgumentError: an option is illegal, or beyond the limits of the target.
@@ -54,7 +54,7 @@ def lower_gpu(
 
 
 def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bool = False) -> float:
-    """Cycles that the kernels of `function` (legalized) are expected to take as `lower_gpu` maps them by default."""
+    """The predicted cycles of the kernels of `function` (legalized) with default options, including launches."""
     with LOCK, close_book():
         scop = _scop(function, None, target, collapsed=collapsed)
         groups = _make_fusion_groups(scop, None, target)
@@ -86,7 +86,7 @@ def _format_plans(scop: Scop, plans: Sequence[KernelPlan], *, with_options: bool
 
 
 def default_options(function: BoundFunction, target: GpuTarget) -> MappingOptions:
-    """The mapping that is chosen for the kernel of `function` (legalized) with most work: where a search starts."""
+    """The default options for the kernel of `function` (legalized) with most work; a search starts from them."""
     with LOCK:
         scop = _scop(function, None, target)
         parts = max((scop.function.tensor(name).shape[0] for name in scop.parts), default=1)
@@ -116,7 +116,7 @@ def _make_fusion_groups(scop: Scop, options: MappingOptions | None, target: GpuT
         return object_to_fusion(scop, target, before, alone, joined)
 
     fusion = options.outer_fusion if options is not None else "preserve3"
-    with close_book():  # groups change below
+    with close_book():  # groups may still change: decisions are recorded below
         groups = partition_statements(scop, fusion, object_to)
     if fusion != "min":
         groups = _chain_groups(scop, groups, object_to if fusion == "preserve3" else lambda *_: None)
@@ -128,7 +128,7 @@ def _make_fusion_groups(scop: Scop, options: MappingOptions | None, target: GpuT
 def _fuse_launch_bound_neighbors(
     scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget
 ) -> tuple[FusionGroup, ...]:
-    """Fuse independent neighbors into one kernel if they take hardly longer than a launch."""
+    """Fuse consecutive independent groups into one kernel if they take hardly longer than a launch."""
     found: list[FusionGroup] = []
     for group in groups:
         whole = (
@@ -142,7 +142,7 @@ def _fuse_launch_bound_neighbors(
 
 
 def _chain_groups(scop: Scop, groups: Sequence[FusionGroup], object_to: Object) -> tuple[FusionGroup, ...]:
-    """Fuse consecutive groups: the start of a later layer need not touch results of the earlier one."""
+    """Fuse consecutive groups as a whole: the first node of a later layer may share no tensor with the earlier one."""
     found: list[FusionGroup] = []
     for group in groups:
         whole = fuse_consecutive(scop, found[-1], group) if found else None
@@ -192,7 +192,7 @@ def _lower_function(
 def _find_register_temporaries(
     function: BoundFunction, groups: list[FusionGroup], plan: KernelPlan
 ) -> tuple[Tensor, ...]:
-    """The temporaries of which a thread needs one element at a time."""
+    """The temporaries that fit a register, because a thread needs one element at a time."""
     local = local_temporaries(function, groups, plan.group)
     return tuple(t for t in local if any(fits_register(t, plan.group, p.leaf) for p in plan.leaves))
 

@@ -1,1 +1,1 @@
-"""Statements in, groups that run in one kernel out: fusion, tile sizes, loop nests, the proof of legality."""
+"""Statements in, scheduled groups (one kernel each) out: fusion, tile sizes, loop nests, the proof of legality."""

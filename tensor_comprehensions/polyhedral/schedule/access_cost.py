@@ -1,4 +1,4 @@
-"""Which dimension of a leaf the vector lanes run along, and in which order its loops nest."""
+"""Choose the dimension of a loop nest to vectorize, and the order of its loops, by the cost of accesses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..scop.isl_affine import to_isl_affine
 from ..scop.scop import ScopStatement
 from .loop_nest import DimKind, LoopNest, NestDim
 
-# Relative costs of one vector access, by how the address moves from lane to lane; a read that is contiguous along
-# another dimension is transposed in registers, or by way of a buffer.
+# Relative costs of one vector access, by the stride between lanes; a read that is contiguous along another dimension
+# is transposed in registers, or staged in a buffer.
 BROADCAST, CONTIGUOUS, TRANSPOSED, STAGED, STRIDED, SCATTERED = 0.25, 1.0, 2.0, 4.0, 10.0, 14.0
-# Terms of a long column, and operations on each that are nothing beside reading it.
+# The least number of terms of a long column, and of operations per term that cost less than reading it.
 LONG_COLUMN, SIMPLE = 32, 3
 
 
 def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int | None:
-    """Elements between the addresses of `access` at consecutive values of `index`; None if data decides."""
+    """The stride of `access` in elements along `index`; None if it depends on data."""
     tensor = function.tensor(access.tensor)
     total = 0
     for e, step in zip(access.subscripts, tensor.strides, strict=True):
@@ -34,18 +34,18 @@ def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int
 
 
 def vector_dim(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> NestDim | None:
-    """The dimension whose lanes cost least per element, or None if no dimension may run in lanes."""
+    """The dimension to vectorize: the one with the least cost per element, or None if none may be vectorized."""
     return min(_lane_candidates(leaf), key=lambda d: _estimate_vectorize_cost(function, leaf, d, target), default=None)
 
 
 def rank_vector_dims(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> list[tuple[NestDim, float]]:
-    """The dimensions that may run in lanes, the best first, each with its cost relative to contiguous accesses."""
+    """The dimensions that may be vectorized, the best first, with costs relative to contiguous accesses."""
     costs = [(d, _estimate_vectorize_cost(function, leaf, d, target)) for d in _lane_candidates(leaf)]
     return [(d, cost) for d, (cost, _) in sorted(costs, key=lambda c: c[1])]
 
 
 def why_no_vector_dim(leaf: LoopNest) -> str:
-    """Why no dimension of a leaf may run in lanes."""
+    """Why no dimension of a leaf may be vectorized."""
     serial = [d.name for d in leaf.dims if d.kind is DimKind.SERIAL and d.extent > 1]
     if serial:
         return f"each iteration of {', '.join(serial)} needs the one before it, and no other loop has two iterations"
@@ -72,7 +72,7 @@ def _estimate_vectorize_cost(
             total += 1.5 * _access_cost(step) if step != 0 else 0.0
     trips = -(-dim.extent // lanes)
     utilization = dim.extent / (trips * lanes)
-    # Lanes of a reduction end in a horizontal sum for each element of the result.
+    # A vectorized reduction needs a horizontal sum for each element of the result.
     horizontal = 4.0 / trips if dim.kind is DimKind.REDUCTION else 0.0
     return (total + horizontal) / utilization, -dim.extent
 
@@ -84,9 +84,9 @@ def _access_cost(step: int | None) -> float:
 
 
 def transposed_read_dim(function: BoundFunction, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
-    """The dimension along which most reads that are strided along `lanes` are contiguous.
+    """The dimension along which most of the reads that are strided along `lanes` are contiguous, or None.
 
-    Such reads are worth transposing ahead of the iterations that need them.
+    Such reads are worth transposing before the iterations that need them.
     """
     rows = _list_block_dims(leaf, lanes)
     turned = {
@@ -103,7 +103,7 @@ def is_fully_parallel(leaf: LoopNest) -> bool:
 
 
 def _list_block_dims(leaf: LoopNest, lanes: NestDim) -> list[NestDim]:
-    """The dimensions that blocks may be cut along besides `lanes`: iterations of all others are independent."""
+    """The dimensions other than `lanes` along which blocks can be transposed; none unless all of these are parallel."""
     others = [d for d in leaf.dims if d is not lanes]
     if lanes.kind is DimKind.SERIAL or any(d.kind is not DimKind.PARALLEL for d in others):
         return []
@@ -113,7 +113,7 @@ def _list_block_dims(leaf: LoopNest, lanes: NestDim) -> list[NestDim]:
 def _is_transposable_read(
     function: BoundFunction, leaf: LoopNest, node: ScopStatement, access: tc.Access, lanes: NestDim, row: NestDim
 ) -> bool:
-    """Whether registers can transpose this read: strided along `lanes`, contiguous along `row`, not written here."""
+    """Whether `access` can be transposed: strided along `lanes`, contiguous along `row`, and not written by `leaf`."""
     along = access_stride(function, access, lanes.index(node))
     if along is None or abs(along) <= MAX_INTERLEAVED_STRIDE or access.guarded:
         return False
@@ -122,9 +122,9 @@ def _is_transposable_read(
 
 
 def is_column_reduction(leaf: LoopNest, lanes: NestDim | None) -> bool:
-    """Whether the nest is one long and simple reduction per lane, which is memory-bound.
+    """Whether the nest is one long and simple reduction per lane, and so memory-bound.
 
-    Rows of memory are then worth reading in longer pieces than a few accumulators cover.
+    It then pays to read more of each row at a time than a few accumulators cover.
     """
     if lanes is None or lanes.kind is not DimKind.PARALLEL or len(leaf.nodes) > 1:
         return False
@@ -134,10 +134,10 @@ def is_column_reduction(leaf: LoopNest, lanes: NestDim | None) -> bool:
 
 
 def loop_order(function: BoundFunction, leaf: LoopNest, vector: NestDim | None) -> tuple[NestDim, ...]:
-    """The dimensions outermost first: lanes along `vector`, reductions inside, unit strides inside.
+    """The order of the dimensions, outermost first: reductions inside parallel loops, small strides inside large ones.
 
-    Lanes of a parallel dimension enclose the reductions, so that accumulators stay in vector registers; lanes of a
-    reduction are innermost.
+    A parallel `vector` dimension encloses the reductions, so that accumulators stay in vector registers; a `vector`
+    reduction is innermost.
     """
     serial = [d for d in leaf.dims if d.kind is DimKind.SERIAL]
     parallel = [d for d in leaf.dims if d.kind is DimKind.PARALLEL and d is not vector]
@@ -153,7 +153,7 @@ def loop_order(function: BoundFunction, leaf: LoopNest, vector: NestDim | None) 
 
 
 def _sum_access_strides(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
-    """How far apart consecutive iterations of `dim` touch memory, over all accesses."""
+    """The sum of the strides of all accesses along `dim`."""
     return sum(_clamp_access_stride(function, node, a, dim) for node in leaf.nodes for a in (*node.reads, *node.writes))
 
 
@@ -163,12 +163,12 @@ def _clamp_access_stride(function: BoundFunction, node: ScopStatement, access: t
 
 
 def op_count(function: BoundFunction, leaf: LoopNest) -> int:
-    """Scalar operations of one iteration of the innermost loop, transcendental functions counted by their cost."""
+    """The scalar operations of one iteration of the innermost loop; calls of functions count as several."""
     return sum(expr_op_count(s.value) + 1 for n in leaf.nodes for s in n.statements)
 
 
 def total_op_count(function: BoundFunction, leaves: Sequence[LoopNest]) -> int:
-    """Scalar operations of all of `leaves`, were each one's rows all inside it."""
+    """The scalar operations of all `leaves` over their whole domains, including loops over shared rows."""
     domains = ((leaf, (*leaf.nodes[0].free, *leaf.nodes[0].reduction_indices)) for leaf in leaves)
     return sum(op_count(function, leaf) * prod(i.extent for i in indices) for leaf, indices in domains)
 

@@ -1,7 +1,7 @@
-"""Further statements in a chain of contractions: sums over its rows, tile by tile, and producers of their operands.
+"""Fuse further statements into a chain of contractions: sums over its rows, and producers of its operands.
 
-The gradient of attention's keys is a sum over the queries, which are the rows of all other products. It joins them if
-the tiles of a batch run one after another: each adds its terms to the sum, which stays in a cache.
+For example, the gradient of attention's keys is a sum over the queries, which are the rows of all other products. It
+can be fused if the tiles of a batch run one after another: each adds its terms to the sum, which stays in cache.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .fusion import BandMember, FusionGroup, is_parallel_index
 def fuse_chain(
     scop: Scop, group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement], target: CpuTarget
 ) -> FusionGroup | None:
-    """`group`, a chain of contractions, extended by `node`; None if they make no chain."""
+    """`group`, a chain of contractions, extended by `node`; None if that is not possible or not profitable."""
     if chain_tiles(scop.function, group, target) is None:
         return None
     written = {w.tensor for n in group.nodes for w in n.writes}
     if any(check_reads(s) & written for s in node.statements):
-        return None  # its subscripts are verified in between
+        return None  # the checks of its subscripts must run in between
     if {w.tensor for w in node.writes} & {t for n in group.nodes for t in n.tensors}:
         return None
     if written & set(node.tensors):
@@ -39,7 +39,7 @@ def fuse_chain(
 def merge_producer(
     function: BoundFunction, first: FusionGroup, group: FusionGroup, target: CpuTarget
 ) -> FusionGroup | None:
-    """`group`, a chain, with the nodes of `first`, which make temporaries that it reads, before its own."""
+    """`group`, a chain, preceded by the nodes of `first`, which produce temporaries for it; None if not possible."""
     if first.serial is not None or chain_tiles(function, group, target) is None:
         return None
     written = {w.tensor for n in first.nodes for w in n.writes}
@@ -61,7 +61,10 @@ def merge_producer(
 
 
 def _rows_of_reads(first: FusionGroup, node: ScopStatement, row: tuple[str, int]) -> Iterator[int | None]:
-    """For every read of `first` by `node`, the row there that is `row`, an index of `node`; None if there is none."""
+    """For every read of a result of `first` by `node`, the row of `first` that matches `row` of `node`, or None.
+
+    row: (index of `node`, shift).
+    """
     for producer in first.nodes:
         for write in producer.writes:
             for read in (r for r in node.reads if r.tensor == write.tensor):
@@ -76,7 +79,7 @@ def _rows_of_reads(first: FusionGroup, node: ScopStatement, row: tuple[str, int]
 
 
 def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group` with a product that adds up over its tiled row."""
+    """`group` extended by `node`, a product that sums over the tiled row; None if that is not possible."""
     serial, cluster = tiled_row(group), node.cluster
     if serial is None or cluster is None or len(node.statements) > 1 or node.elements:
         return None
@@ -97,7 +100,7 @@ def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) 
 
 
 def _rows_read(group: FusionGroup, node: ScopStatement) -> tuple[str, ...] | None:
-    """The index of `node` that replaces each row in all its reads of the group; None if there is none."""
+    """For each row, the index of `node` that subscripts it in all reads of the group's results; None if not unique."""
     found: dict[int, str] = {}
     writes = [(n, w) for n in group.nodes for w in n.writes]
     for n, write in writes:
@@ -114,7 +117,7 @@ def _rows_read(group: FusionGroup, node: ScopStatement) -> tuple[str, ...] | Non
 
 
 def _with_independent(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group` with a node that has the same rows, in the order of its indices."""
+    """`group` extended by `node`, whose parallel indices match the rows by range, in order; None if they do not."""
     if node.cluster is not None:
         return None
     parallel = [i for i in node.free if is_parallel_index(scop, node, i)]

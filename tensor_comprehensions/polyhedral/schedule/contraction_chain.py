@@ -1,7 +1,7 @@
-"""Chains of contractions that share tiles of rows, as in attention: temporaries between them stay in L2.
+"""Chains of contractions that share tiles of rows, as in attention, so that temporaries between them stay in L2.
 
-The rows that both factors of every contraction depend on are batches: a tile is one of each. Of the others, along which
-only one factor moves, a tile takes as many as fit into the cache, and each reuses the other factor.
+Rows on which both factors of every contraction depend are batch dimensions: a tile has one of each. Of the rows on
+which only one factor depends, a tile takes as many as fit into L2; all of them reuse the other factor.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from .storage import find_storage_reuse, temporary_footprint
 
 
 def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...]:
-    """The tile of each row: a contraction alone tiles itself; one in a group gets tiles of rows, equal ones if it can.
+    """The tile size of each row of a group with contractions.
 
-    Those of a chain are `chain_tiles`; of any other group the first row is cut.
+    A contraction alone gets whole rows, because its own plan tiles it. A chain gets `chain_tiles`. In any other group,
+    only the first row is tiled, in equal parts if possible.
     """
     extents = tuple(r.extent for r in group.rows)
     if len(group.nodes) == 1 or not extents:
@@ -45,7 +46,7 @@ def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTa
 
 
 def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...] | None:
-    """The tile of each row of `group`; None if it is no chain, or a tile of it leaves the second-level cache."""
+    """The tile size of each row of `group`; None if it is not a chain, or no tile's temporaries fit into L2."""
     row, passed = tiled_row(group), _tensors_passed_on(group)
     temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and t.name in passed]
     replaced = find_storage_reuse(group, temporaries)
@@ -60,7 +61,7 @@ def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) 
 
 
 def _row_counts(extent: int, points: int) -> Sequence[int]:
-    """points: of all rows of the group."""
+    """Candidates for the number of rows of a tile, best first. points: the independent iterations of the group."""
     if extent <= MAX_WHOLE_CHAIN_ROWS:
         return (extent, *(rows for rows in CHAIN_TILE_ROWS if rows < extent))
     many = [MANY_CHAIN_TILE_ROWS] if points >= ENOUGH_PARALLELISM * MANY_CHAIN_TILE_ROWS else []
@@ -76,7 +77,7 @@ def _tile_bytes(tensor: Tensor, group: FusionGroup, sizes: Sequence[int]) -> int
 
 
 def _tensors_passed_on(group: FusionGroup) -> frozenset[str]:
-    """The tensors that a node of `group` reads and others write."""
+    """The tensors that one node of `group` writes and another one reads."""
     writers = {(w.tensor, n.name) for n in group.nodes for w in n.writes}
     written = {tensor for tensor, _ in writers}
     reads = ((r.tensor, n.name) for n in group.nodes for r in n.reads)
@@ -84,9 +85,10 @@ def _tensors_passed_on(group: FusionGroup) -> frozenset[str]:
 
 
 def tiled_row(group: FusionGroup) -> int | None:
-    """The last row along which one factor of each contraction moves, if there are batches of both beside it.
+    """The row to tile: the last one on which exactly one factor of each contraction depends. None if there is no chain.
 
-    All such rows move the same factor: rows of both factors would leave little of the other one to use again.
+    A chain also needs a batch row, on which both factors depend. All rows on which one factor depends must belong to
+    the same factor: otherwise little of the other one would be reused.
     """
     if group.serial is not None:
         return group.serial
@@ -97,7 +99,7 @@ def tiled_row(group: FusionGroup) -> int | None:
 
 
 def _moved_factors(row: BandMember, group: FusionGroup) -> tuple[frozenset[int], ...]:
-    """Which factors move along `row`, of each contraction."""
+    """For each contraction, which factors (0: left, 1: right) depend on `row`."""
     clusters = [(row.index_and_shift(n)[0], n.cluster) for n in group.nodes if n.cluster is not None]
     factors = ((index, enumerate((c.left, c.right))) for index, c in clusters)
     return tuple(frozenset(side for side, f in sides if index in collect_index_names(f)) for index, sides in factors)
@@ -111,10 +113,10 @@ def with_chain_layouts(
 ) -> BoundFunction:
     """`function` with its `local` temporaries contiguous along the tiled row if that saves transposing factors.
 
-    The lanes of a product run along the contiguous dimension of its result. If the factor that moves along it is
-    contiguous elsewhere, every tile would transpose all of that factor; along the rows it transposes only the tile's
-    part. But then operands added to the result, such as an elementwise mask, would need transposing, and nothing would
-    be gained.
+    Products are vectorized along the contiguous dimension of the result. If the factor that depends on it is contiguous
+    along another one, every tile would transpose all of that factor; with lanes along the rows, only the tile's part is
+    transposed. But if operands such as an elementwise mask are added to the result, these would need transposing, so
+    the layout stays.
     """
     row = tiled_row(group)
     if row is None or sizes[row] == 1:
@@ -131,7 +133,7 @@ def with_chain_layouts(
 def _temporaries_stored_rows_last(
     function: BoundFunction, group: FusionGroup, row: int, local: frozenset[str]
 ) -> frozenset[str]:
-    """The `local` results of products that transpose a factor, and pointwise results of those."""
+    """The `local` results of products that would transpose a factor, and temporaries computed pointwise from these."""
     found: set[str] = set()
     for node in group.nodes:
         for write in (w for w in node.writes if w.tensor in local):
@@ -142,7 +144,7 @@ def _temporaries_stored_rows_last(
 
 
 def _transposes_factor(function: BoundFunction, node: ScopStatement, group: FusionGroup, row: int) -> bool:
-    """Whether `node`, whose result is a temporary, transposes a factor of each batch."""
+    """Whether `node`, if its result is a temporary, would transpose a factor for each batch."""
     if node.cluster is None or function.tensor(node.cluster.output.tensor).role is not Role.TEMPORARY:
         return False
     last = node.cluster.output.subscripts[-1]
@@ -157,7 +159,7 @@ def _transposes_factor(function: BoundFunction, node: ScopStatement, group: Fusi
 
 
 def _reads_strided_along_row(function: BoundFunction, node: ScopStatement, row: str, local: frozenset[str]) -> bool:
-    """Whether `node` reads, besides its pointwise `local` temporaries, operands that lanes along `row` cross."""
+    """Whether lanes along `row` would stride through operands that `node` combines pointwise with temporaries."""
     factors = () if node.cluster is None else (node.cluster.left, node.cluster.right)
     multiplied = {a for f in factors for a in walk_expr(f) if isinstance(a, tc.Access)}
     accesses = (*node.writes, *node.reads)
@@ -171,7 +173,7 @@ def _reads_strided_along_row(function: BoundFunction, node: ScopStatement, row: 
 
 
 def _with_rows_last(tensor: Tensor, group: FusionGroup, row: int) -> Tensor:
-    """`tensor` contiguous along the dimension that the tiled row subscripts."""
+    """`tensor` made contiguous along the dimension that the tiled row subscripts."""
     rows = [d for d in range(len(tensor.shape)) if _is_row(tensor, d, group, row)]
     if len(rows) != 1:
         return tensor

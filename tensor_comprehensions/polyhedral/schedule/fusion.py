@@ -1,8 +1,8 @@
-"""Which nodes run in one kernel, and the parallel loops they share there.
+"""Decide which nodes run in one kernel, and which parallel loops they share.
 
-isl finds the outermost rows on which every dependence of a set of nodes has distance zero (`outer_coincidence` over
-the whole component). Those rows are the loops that fused nodes share; below them the nodes run one after another.
-Fusion is greedy in program order: a node joins the kernel before it while enough parallelism survives.
+isl finds the outermost rows on which every dependence among a set of nodes has distance zero (`outer_coincidence` over
+the whole component). These rows are the loops that fused nodes share; inside them, the nodes run one after another.
+Fusion is greedy in program order: a node joins the previous kernel if enough parallelism remains.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..scop.scop import (
     with_op_limit,
 )
 
-# Most schedules take isl a third of this. A few, for the sake of reads that remainders and quotients share, would take
-# it hours; they are not worth fusing.
+# Limit of isl operations per node. Most schedules take a third of this. A few, with reuse between reads with quotients
+# and remainders, would take hours; these are not fused.
 OPERATIONS_PER_NODE = 6000
 
 
 @dataclass(frozen=True)
 class BandMember:
-    """A loop that nodes share: in each iteration node `n` runs at `index + shift`, (index, shift) its place."""
+    """A loop that nodes share. places: (node, (index, shift)): the loop's value is `index + shift` of each node."""
 
     places: tuple[tuple[str, tuple[str, int]], ...]
     lower: int
@@ -55,9 +55,9 @@ class BandMember:
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """Nodes of one kernel in program order, and the coincident rows they share, outermost first.
+    """Nodes of one kernel in program order, and the coincident rows that they share, outermost first.
 
-    serial: the row whose tiles run one after another, since some nodes sum over it; None: there is no such row.
+    serial: the row whose tiles run one after another, because some nodes sum over it; None if there is no such row.
     """
 
     nodes: tuple[ScopStatement, ...]
@@ -87,14 +87,14 @@ class FusionGroup:
 
 @dataclass(frozen=True, slots=True)
 class FusionObjection:
-    """Why nodes that could share loops do not, with the numbers that decide, by name."""
+    """The reason for not fusing nodes that could share loops, with the deciding numbers by name."""
 
     why: str
     numbers: tuple[tuple[str, float], ...] = ()
 
 
 Object = Callable[[FusionGroup, FusionGroup, FusionGroup], FusionObjection | None]
-"""The objection to fusion, from the group so far, the node alone, and both together; None: there is none."""
+"""(group so far, the node alone, both fused) -> the objection to fusing them, or None."""
 Join = Callable[[FusionGroup, ScopStatement, Sequence[ScopStatement]], FusionGroup | None]
 Merge = Callable[[FusionGroup, FusionGroup], FusionGroup | None]
 
@@ -106,10 +106,10 @@ def partition_statements(
     join: Join | None = None,
     merge: Merge | None = None,
 ) -> tuple[FusionGroup, ...]:
-    """Groups of nodes by a fusion strategy.
+    """Partition the nodes into groups with the strategy `fusion`: "min", "max" or "preserve3".
 
-    object_to: why "preserve3" does not fuse. join: other profitable ways to put a node into a group; it also sees the
-    later nodes. merge: the last two groups as one, if that is profitable.
+    object_to: decides under "preserve3" whether to fuse. join: another way to extend a group by a node if that is
+    profitable, given the later nodes. merge: fuses the last two groups if that is profitable.
     """
     groups: list[FusionGroup] = []
     objections: dict[str, FusionObjection] = {}  # by the first node of the later group
@@ -145,9 +145,9 @@ def record_groups(
     object_to: Object,
     objections: Mapping[str, FusionObjection] | None = None,
 ) -> None:
-    """Write down which nodes share loops, and why each group does not join the one before it.
+    """Record which nodes share loops, and why each group was not fused with the previous one.
 
-    objections: by the first node of the later group; None: they are looked for again.
+    objections: by the first node of the later group; None: find them again.
     """
     if not is_recording():
         return
@@ -193,7 +193,7 @@ def _tensor_bytes(scop: Scop, name: str) -> int:
 
 
 def _find_objection(scop: Scop, before: FusionGroup, group: FusionGroup, object_to: Object) -> FusionObjection:
-    """The objection to fusing two neighbors; empty if there is none."""
+    """The objection to fusing two consecutive groups; with an empty reason if there is none."""
     joined = _fuse_node(scop, before, group.nodes[0])
     return APART if joined is None else object_to(before, group, joined) or FusionObjection("")
 
@@ -206,20 +206,20 @@ def _tensors_passed_between(before: FusionGroup, group: FusionGroup) -> tuple[st
 
 
 def reads_memory(function: BoundFunction, node: ScopStatement, target: CpuTarget) -> bool:
-    """Whether `node` reads more than the caches are likely to hold."""
+    """Whether the tensors that `node` reads are too large to be in cache."""
     return accessed_bytes(function, node.reads) > min(
         target.cache[-1] // MEMORY_READ_SHARE, target.writeback_limit_bytes
     )
 
 
 def accessed_bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:
-    """Of all tensors that `accesses` reach."""
+    """The total bytes of the tensors in `accesses`."""
     tensors = map(function.tensor, dict.fromkeys(a.tensor for a in accesses))
     return sum(t.size * t.dtype.size for t in tensors)
 
 
 def _single_node_group(scop: Scop, node: ScopStatement) -> FusionGroup:
-    """One node with all its coincident indices as rows, in the order of the text."""
+    """The group of one node, with all its parallel indices as rows, in the order of the text."""
     rows = tuple(
         BandMember(((node.name, (i.name, 0)),), i.lower, i.upper) for i in node.free if is_parallel_index(scop, node, i)
     )
@@ -232,17 +232,17 @@ def is_parallel_index(scop: Scop, node: ScopStatement, index: BoundIndex) -> boo
 
 
 def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
-    """The nodes of two consecutive groups as one group, or None if they share no coincident row."""
+    """Two consecutive groups as one group, or None if they share no tensor or no coincident row."""
     written = {w.tensor for n in first.nodes for w in n.writes}
     if any(check_reads(s) & written for n in second.nodes for s in n.statements):
-        return None  # its subscripts are verified in between
+        return None  # the checks of its subscripts must run in between
     if not {t for n in second.nodes for t in n.tensors} & {t for n in first.nodes for t in n.tensors}:
         return None
     return _schedule_group(scop, (*first.nodes, *second.nodes))
 
 
 def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
-    """Two independent groups as one, or None if their rows differ."""
+    """Two groups without common tensors as one group, or None if their rows have different ranges."""
     ours, theirs = ({t for n in g.nodes for t in n.tensors} for g in (first, second))
     checked = {t for n in second.nodes for s in n.statements for t in check_reads(s)}
     if (theirs | checked) & ours or [(r.lower, r.upper) for r in first.rows] != [
@@ -254,7 +254,7 @@ def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | N
 
 
 def _fuse_node(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group` with `node`, or None if they share no coincident row of the simple form that we lower."""
+    """`group` extended by `node`, or None if they share no coincident row of the form `index + shift`."""
     if not _are_connected(group.nodes, node):
         return None
     if group.serial is not None:
@@ -264,7 +264,7 @@ def _fuse_node(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGro
 
 
 def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group`, some of whose nodes sum over a serial row, with `node`, which is independent of those."""
+    """`group`, which has sums over a serial row, extended by `node`; None unless `node` is independent of the sums."""
     sums = [n for n in group.nodes if group.adds_up(n)]
     written = {w.tensor for w in node.writes}
     if any(written & set(n.tensors) or {w.tensor for w in n.writes} & set(node.tensors) for n in sums):
@@ -275,14 +275,14 @@ def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionG
 
 
 def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group` with `node` at an index of its own in every row of the group; None if a row would carry a dependence.
+    """`group` extended by `node`, with one of its indices for every row; None if a row would carry a dependence.
 
-    No schedule of them all has more rows than the group, so isl's scheduler, whose time grows with the number of nodes,
-    is not needed.
+    No schedule of all nodes can have more rows than the group, so isl's scheduler, which is slow for many nodes, is
+    not needed.
     """
     sources = [n for n in group.nodes if n.name in scop.sources_of(node)]
     if not sources:
-        return None  # without a dependence, no index corresponds to the row
+        return None  # without a dependence, no index is known to match a row
     rows: list[BandMember] = []
     for row in group.rows:
         taken = {r.index_and_shift(node)[0] for r in rows}
@@ -303,23 +303,23 @@ def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> Fusion
 
 
 def _schedule_group(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
-    """The group of all `nodes` with the rows that isl finds."""
+    """The group of all `nodes` with the rows that isl's scheduler finds, or None if it finds none."""
     if not may_share_row(scop, nodes):
-        return None  # isl can take seconds to find out
+        return None  # avoid isl's scheduler, which could take seconds
     rows: list[BandMember] = []
     for pieces in _outer_band(scop, nodes):
         row = _match_band_member(nodes, pieces)
         if row is None or any(row.index_and_shift(n)[0] == r.index_and_shift(n)[0] for r in rows for n in nodes):
-            break  # a node that two rows place by one index would run where they agree only
+            break  # rows that use the same index of a node twice would need a guard
         rows.append(row)
     return FusionGroup(tuple(nodes), tuple(rows)) if rows else None
 
 
 def may_share_row(scop: Scop, nodes: Sequence[ScopStatement]) -> bool:
-    """Whether some row that places every node by an index, all over one range, carries no dependence.
+    """Whether there may be a row with one index of each node, all of the same extent, that carries no dependence.
 
-    Where a dependence leads from one node to another, either's index leaves few for the other one. So the indices of a
-    node are removed that correspond to none of a neighbor, until no more are; if all are, there is no row.
+    Indices of a node that match no index of a node that it depends on, or that depends on it, are removed to a
+    fixpoint. If no index of a node is left, there is no such row.
     """
     shared = set.intersection(*({i.extent for i in n.free} for n in nodes))
     left = {n.name: {i.name for i in n.free if i.extent in shared and is_parallel_index(scop, n, i)} for n in nodes}
@@ -343,7 +343,7 @@ def may_share_row(scop: Scop, nodes: Sequence[ScopStatement]) -> bool:
 def _are_connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
     written = {w.tensor for n in before for w in n.writes}
     if any(check_reads(s) & written for s in last.statements):
-        return False  # its subscripts are verified in between
+        return False  # the checks of its subscripts must run in between
     return any(set(last.tensors) & set(n.tensors) for n in before)
 
 
@@ -374,10 +374,10 @@ def _pw_affs(row: isl.UnionPwAff) -> list[isl.PwAff]:
 
 
 def _match_band_member(nodes: Sequence[ScopStatement], pieces: dict[str, isl.Aff]) -> BandMember | None:
-    """The row where every node runs at `index + shift`, all over one range; None for any other.
+    """The row `pieces` of a schedule if it is `index + shift` for every node, over one common range; else None.
 
-    Skewed, reversed and constant rows, and nodes that would idle in some iterations, are left unfused: their guards
-    cost more than the fusion brings on a CPU.
+    Skewed, reversed and constant rows, and nodes that would idle in some iterations, are not fused: their guards cost
+    more than fusion gains on a CPU.
     """
     places, ranges = [], set()
     for node in nodes:

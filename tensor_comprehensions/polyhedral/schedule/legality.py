@@ -1,7 +1,7 @@
-"""The proof that a schedule respects the program: every dependence goes forward, in isl.
+"""Prove with isl that a schedule respects the program: every dependence goes forward in time.
 
-Instances of the statements, reduced indices included, are mapped to the times at which the emitted loops run them.
-Dependences must increase lexicographically in time, and must not move along parallel coordinates.
+Instances of the statements, including reduced indices, are mapped to the times at which the emitted loops run them.
+Dependences must be lexicographically increasing in time, and must not cross iterations of parallel loops.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .loop_nest import DimKind, LoopNest
 
 @dataclass(frozen=True, slots=True)
 class ScheduledGroup:
-    """A group with the sizes of its tiles and its nests in order.
+    """A group with the tile sizes of its rows and its nests in order.
 
-    movement: the plan of its only nest, if a schedule determines it.
+    movement: the plan of its only nest, if the user's schedule determines it.
     """
 
     group: FusionGroup
@@ -39,7 +39,7 @@ def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
     dependences = ordered = (scop if nodes == scop.nodes else Scop(scop.function, nodes)).dependences
     if dependences.is_empty():
         return
-    for node in nodes:  # the terms of a reduction commute, one after another
+    for node in nodes:  # the terms of a reduction may run in any order, but not in parallel
         if node.cluster is None and node.statements[0].reduction is not None:
             own = domain_of((node,))
             ordered = ordered.subtract(ordered.intersect_domain(own).intersect_range(own))
@@ -52,7 +52,7 @@ def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
 
 
 def _include_reductions(node: ScopStatement) -> ScopStatement:
-    """The node with its reduced indices in the domain; a cluster keeps them inside."""
+    """The node with its reduced indices in the domain; clusters are unchanged, as they reduce internally."""
     if node.cluster is not None:
         return node
     (s,) = node.statements
@@ -86,7 +86,7 @@ def _schedule_to_time_map(nodes: Sequence[ScopStatement], schedule: Sequence[Sch
 
 
 def _parallel_maps(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledGroup]) -> list[isl.UnionMap]:
-    """For each parallel loop nest the map to its parallel coordinates, over the nodes inside it."""
+    """For each parallel loop nest, the map from instances of its nodes to its parallel coordinates."""
     maps = []
     for g in schedule:
         inside = [(leaf, node) for leaf in g.leaves for node in _nodes_of_leaf(nodes, leaf)]
@@ -115,12 +115,12 @@ def _make_tile_exprs(scheduled: ScheduledGroup, node: ScopStatement) -> list[str
 
 
 def _shared_tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
-    """The tile indices that threads share: of all rows except the serial one."""
+    """The tile indices of the parallel loop over tiles: of all rows except the serial one."""
     return [t for k, t in enumerate(_make_tile_exprs(scheduled, node)) if k != scheduled.group.serial]
 
 
 def _make_point_exprs(scheduled: ScheduledGroup, leaf: LoopNest, node: ScopStatement) -> list[str]:
-    """The values of the leaf's loop variables, which count as the first node's indices do."""
+    """The values of the leaf's loop variables for an instance of `node`, in terms of the first node's indices."""
     inside = {i.name for i in node.free}
     texts = []
     for dim in leaf.dims:

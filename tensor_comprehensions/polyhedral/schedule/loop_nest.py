@@ -1,4 +1,4 @@
-"""Innermost loop nests: the dimensions of a node below the shared rows, and nodes fused into one nest."""
+"""Loop nests ("leaves") inside the shared rows of a group: their dimensions, and nodes fused into one nest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .fusion import FusionGroup, is_parallel_index
 
 
 class DimKind(Enum):
-    """The legal parallelism of a dimension's iterations."""
+    """The dependences between the iterations of a dimension."""
 
     PARALLEL = "parallel"  # independent for every node of the leaf
     REDUCTION = "reduction"  # combined by a commutative operator in at least one node, independent in the others
@@ -25,8 +25,8 @@ class DimKind(Enum):
 class NestDim:
     """One loop of a leaf.
 
-    name: the loop variable. row: the shared row that it is the point loop of, or None. lower, upper: its range in
-    the index of the first node. indices: node name -> index name.
+    name: the loop variable. row: the shared row whose points in a tile it iterates, or None. lower, upper: its range,
+    as values of the first node's index. indices: (node name, index name) for each node.
     """
 
     name: str
@@ -46,9 +46,9 @@ class NestDim:
 
 @dataclass(frozen=True, slots=True)
 class LoopNest:
-    """Nodes that run in one loop nest, one after another in its body, on the domain of the first.
+    """Nodes that run one after another in the body of one loop nest, on the domain of the first.
 
-    elements: the inequalities of that domain outside of which no element is needed.
+    elements: the inequalities of that domain that bound the elements needed; the others bound terms of sums.
     """
 
     nodes: tuple[ScopStatement, ...]
@@ -57,9 +57,9 @@ class LoopNest:
 
     @property
     def interleaves_reductions(self) -> bool:
-        """Whether one node's reduction loop would enclose the elements of another's sums.
+        """Whether one node's reduction loop would enclose loops over the elements of another node's sums.
 
-        Each of those elements would be initialized, and finished, again inside the loops of the sum.
+        These sums would be initialized and finished repeatedly inside that loop.
         """
         summed = [d for d in self.dims if d.kind is DimKind.REDUCTION]
         own = [(n, {i.name for i in n.reduction_indices}) for n in self.nodes if n.reduction_indices]
@@ -67,7 +67,10 @@ class LoopNest:
 
 
 def build_nests(scop: Scop, group: FusionGroup, point_rows: Sequence[int], *, fuse: bool) -> tuple[LoopNest, ...]:
-    """The nests of a group whose rows `point_rows` are loops of the nests (the others are fixed outside)."""
+    """The nests of a group. The rows `point_rows` are loops in the nests; the others are fixed by the loops over tiles.
+
+    fuse: whether to fuse consecutive nodes into one nest if that is legal.
+    """
     found: list[LoopNest] = []
     for node in group.nodes:
         leaf = LoopNest((node,), _make_nest_dims(scop, group, node, point_rows), frozenset(node.elements))
@@ -99,7 +102,7 @@ def _make_nest_dims(
 
 
 def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNest | None:
-    """Both leaves in one nest, where every conflicting pair of accesses meets in the same iteration."""
+    """Both leaves as one nest; None unless all conflicting accesses would be in the same iteration."""
     (node,) = second.nodes
     if any(n.cluster is not None for n in (node, *first.nodes)):
         return None
@@ -123,7 +126,7 @@ def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNe
 def _match_index_names(
     group: FusionGroup, dims: Sequence[NestDim], node: ScopStatement, first: ScopStatement
 ) -> dict[str, str] | None:
-    """The indices of `first` for those in the domain of `node`; None if they differ in value."""
+    """For each index in the domain of `node`, the equal index of `first`; None if one has no equal."""
     names = {d.index(node): d.index(first) for d in dims}
     used = {name for g in node.domain for name, _ in g.terms}
     for row in group.rows:
@@ -135,7 +138,7 @@ def _match_index_names(
 
 
 def _match_nest_dims(first: LoopNest, second: LoopNest) -> dict[str, NestDim] | None:
-    """For each dimension of `first` the one of `second` that walks the same elements, or None."""
+    """For each dimension of `first`, the one of `second` that iterates the same elements; None if one has no match."""
     if len(first.dims) != len(second.dims) or any(d.kind is DimKind.SERIAL for d in (*first.dims, *second.dims)):
         return None
     pairs: dict[str, NestDim] = {}
@@ -154,7 +157,7 @@ def _by_row(dim: NestDim, candidates: Sequence[NestDim]) -> NestDim | None:
 
 
 def _by_access(first: LoopNest, dim: NestDim, node: ScopStatement, by_index: Mapping[str, NestDim]) -> NestDim | None:
-    """The dimension of `node` that subscripts a shared tensor where `dim` does."""
+    """The dimension of `node` that subscripts a common tensor in the same dimension as `dim` does, or None."""
     for earlier in first.nodes:
         name = dim.index(earlier)
         for a in (*earlier.writes, *earlier.reads):
@@ -177,7 +180,7 @@ def _are_compatible(
 ) -> bool:
     """Whether every conflict between the two nodes stays within one iteration of the fused nest."""
     conflicts = _collect_conflicts(earlier, later)
-    if not conflicts:  # most pairs of a long chain
+    if not conflicts:  # the usual case in a long chain
         return True
     renamed = {alignment[d.name].index(later): d.index(earlier) for d in leaf.dims}
     for a, b in conflicts:

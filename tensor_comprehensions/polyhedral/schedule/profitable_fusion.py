@@ -1,4 +1,4 @@
-"""Which nodes are worth a common kernel on a CPU: those whose tiles keep the threads busy and the caches full."""
+"""Decide which nodes to fuse on a CPU: not if threads would idle, or if operands would no longer stay in cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .fusion import FusionGroup, FusionObjection, accessed_bytes, partition_stat
 
 
 def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[FusionGroup, ...]:
-    """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
+    """Partition the nodes into groups; every dependence goes forward between and within groups."""
 
     def object_to(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> FusionObjection | None:
         return _object_to(scop.function, before, alone, joined, target)
@@ -34,7 +34,7 @@ def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple
 def _object_to(
     function: BoundFunction, before: FusionGroup, alone: FusionGroup, joined: FusionGroup, target: CpuTarget
 ) -> FusionObjection | None:
-    """What fusion would lose of the parallelism, or of the locality, of its parts; None: nothing that counts."""
+    """The objection to a fusion that would lose much parallelism or locality of its parts, or None."""
     contracts = any(n.cluster is not None for n in joined.nodes)
     if contracts and chain_tiles(function, joined, target) is None:
         against = _lost_threads(joined) or _far_operands(function, joined, target)
@@ -48,7 +48,7 @@ def _object_to(
 
 
 def _lost_threads(joined: FusionGroup) -> FusionObjection | None:
-    """Where a contraction that threads share alone would run in one tile of the first row of a group."""
+    """The objection if a contraction, parallel on its own, would run in a single tile of the group's first row."""
     contractions = (n for n in joined.nodes if n.cluster is not None)
     work = max(prod(i.extent for i in (*n.free, *n.reduction_indices)) for n in contractions)
     rows = joined.rows[0].extent
@@ -62,7 +62,7 @@ def _lost_threads(joined: FusionGroup) -> FusionObjection | None:
 def _lost_row_order(
     function: BoundFunction, before: FusionGroup, joined: FusionGroup, target: CpuTarget
 ) -> FusionObjection | None:
-    """Where a reduction of much memory to little, alone so far, would no longer walk its rows one after another."""
+    """The objection if a reduction of much memory to little would no longer read its rows in order."""
     (node, *others) = before.nodes
     first = before.rows[0].index_and_shift(node)
     if (

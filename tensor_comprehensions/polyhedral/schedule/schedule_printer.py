@@ -1,4 +1,4 @@
-"""A schedule as an indented tree in the field's notation."""
+"""Print a schedule as an indented schedule tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def format_schedule(
 ) -> Iterator[str]:
     """The lines of a schedule tree: domain, sequence of bands, their tiles, their leaves.
 
-    pipeline: how a contraction, or the only statement of a group, is lowered; None if no pieces say that.
+    pipeline: returns the schedule of a contraction, or of a group's only statement; None if it cannot be expressed.
     """
     nodes = [n for s in plan for n in s.group.nodes]
     yield "domain: " + "; ".join(

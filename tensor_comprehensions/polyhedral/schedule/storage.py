@@ -1,8 +1,8 @@
 """Storage contraction: temporaries that fusion makes local shrink to the part that one iteration of the shared loops
 needs.
 
-A temporary all of whose accesses are in one group keeps, in each dimension that follows a shared row, only the tile
-of that row; the others stay whole. One that a single leaf writes and reads at the same point is a register.
+If all accesses of a temporary are in one group, a dimension that a shared row subscripts shrinks to the tile of that
+row; other dimensions stay whole. A temporary that a single nest writes and reads at the same point becomes a register.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .loop_nest import DimKind, LoopNest
 
 @dataclass(frozen=True, slots=True)
 class BufferExtent:
-    """One dimension of a contracted temporary: `size` elements from `offset` past the tile of `row`.
+    """One dimension of a contracted temporary: `size` elements from `offset` after the start of the tile of `row`.
 
-    row None: the whole dimension. size 1 and row None never occur together, unless the dimension has one element.
+    With row None, it is the whole dimension.
     """
 
     row: int | None
@@ -42,7 +42,7 @@ def local_temporaries(function: BoundFunction, groups: Sequence[FusionGroup], gr
 
 
 def temporary_footprint(tensor: Tensor, group: FusionGroup, tiles: Sequence[int]) -> tuple[BufferExtent, ...]:
-    """The part of `tensor` that an iteration of the tile loops touches, dimension by dimension."""
+    """For each dimension of `tensor`, the part that one iteration of the tile loops touches."""
     accesses = group.accesses.get(tensor.name, ())
     return tuple(_compute_buffer_extent(d, tensor, accesses, group, tiles) for d in range(len(tensor.shape)))
 
@@ -66,7 +66,7 @@ def _compute_buffer_extent(
 
 
 def _match_row_offset(node: ScopStatement, subscript: tc.Expr, group: FusionGroup) -> tuple[int, int] | None:
-    """(row, offset) where `subscript` is the value of a shared row plus a constant."""
+    """(row, offset) if `subscript` is the value of a shared row plus a constant, else None."""
     form = to_isl_affine(subscript)
     if form is None or form.single is None:
         return None
@@ -78,7 +78,7 @@ def _match_row_offset(node: ScopStatement, subscript: tc.Expr, group: FusionGrou
 
 
 def fits_register(tensor: Tensor, group: FusionGroup, leaf: LoopNest) -> bool:
-    """Whether `tensor` is written and read at one point of every iteration of `leaf`, and nowhere else."""
+    """Whether `tensor` is only accessed in `leaf`, at one element per iteration, so that a register can hold it."""
     touching = [n for n in leaf.nodes if tensor.name in n.tensors]
     if not touching or any(tensor.name in n.tensors and n not in leaf.nodes for n in group.nodes):
         return False
@@ -89,9 +89,9 @@ def fits_register(tensor: Tensor, group: FusionGroup, leaf: LoopNest) -> bool:
 
 
 def find_storage_reuse(group: FusionGroup, local: Sequence[Tensor]) -> dict[str, str]:
-    """Temporaries that may reuse the memory of another one, which is dead once they are written, by name.
+    """Maps temporaries to others whose memory they may reuse, because those are dead once they are written.
 
-    Each is written first by a statement that reads the other one at the same point, and nowhere else.
+    The first statement that writes the temporary is the last to read the other one, and reads it at the same point.
     """
     found: dict[str, str] = {}
     shapes = {t.name: (t.dtype, t.shape, t.strides) for t in local}
@@ -117,9 +117,9 @@ def find_storage_reuse(group: FusionGroup, local: Sequence[Tensor]) -> dict[str,
 
 
 def nontemporal_outputs(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> frozenset[str]:
-    """The tensors that `group` should store non-temporally, by whole lines.
+    """The tensors that `group` should store non-temporally, in whole cache lines.
 
-    It does not read them, and its working set leaves too little of them in the last cache for later readers.
+    The group does not read them, and its working set is too large for later readers to find them in cache.
     """
     if bytes_touched(function, group) < target.reuse_limit_bytes:
         return frozenset()
@@ -130,14 +130,15 @@ def nontemporal_outputs(function: BoundFunction, group: FusionGroup, target: Cpu
 def needs_line_staging(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> frozenset[str]:
     """The tensors that a transposition should store non-temporally through a buffer in L2.
 
-    A partly written line goes to the last cache and back between its parts. If that cache is far, whole lines are worth
-    assembling, for any layout of the output's rows.
+    A partly written line travels to the last-level cache and back between writes. If that cache is distant, it pays to
+    assemble whole lines, for any alignment of the output's rows.
     """
     return _only_written(group) if bytes_touched(function, group) > target.writeback_limit_bytes else frozenset()
 
 
 def _only_written(group: FusionGroup) -> frozenset[str]:
-    """Those without subscripts of several indices, along which rows begin anywhere in a line."""
+    """The tensors that `group` accesses but does not read, except any with a subscript of several indices: its rows
+    would begin anywhere in a cache line."""
     read = {r.tensor for n in group.nodes for r in n.reads}
     joined = {w.tensor for n in group.nodes for w in n.writes if any(_count_indices(e) > 1 for e in w.subscripts)}
     return frozenset(t for n in group.nodes for t in n.tensors) - read - joined
@@ -148,7 +149,7 @@ def _count_indices(e: tc.Expr) -> int:
 
 
 def bytes_touched(function: BoundFunction, group: FusionGroup) -> int:
-    """Of all tensors, at most: of a large table only the rows that data selects."""
+    """An upper bound of the bytes that `group` touches; of a large table, only the rows that data selects count."""
     points = Counter[str]()
     for node in group.nodes:
         extents = {i.name: i.extent for i in (*node.free, *node.reduction_indices)}

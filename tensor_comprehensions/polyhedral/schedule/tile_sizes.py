@@ -44,7 +44,7 @@ from .storage import bytes_touched, needs_line_staging
 def row_tiles(
     function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], options: CpuOptions, target: CpuTarget
 ) -> tuple[int, ...]:
-    """The tile size of each row. `leaves` are those of the group with every row a point loop."""
+    """The tile size of each row. leaves: the nests of the group with every row as a loop in them."""
     if options.tile:
         return tuple(
             min(row.extent, size or row.extent)
@@ -62,7 +62,7 @@ def row_tiles(
 def _lane_tiles(
     function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget, *, shared: bool
 ) -> tuple[int, ...]:
-    """`shared`: there is enough work for threads to share the tiles; else fewer are better."""
+    """Tile sizes for a group without contractions. shared: whether there is enough work for threads to share tiles."""
     lanes = target.lanes(32)
     nests = len(leaves)
     leaves = _heavy_nests(function, leaves)
@@ -93,7 +93,7 @@ def _lane_tiles(
 def choose_rows_summed_together(
     function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget
 ) -> int:
-    """How many rows a sum along rows adds up at once."""
+    """How many rows a reduction along rows should sum concurrently; 1 if that does not pay."""
     if len(group.rows) != 1 or len(group.nodes) != 1:
         return 1
     (row,), (node,), (leaf,) = group.rows, group.nodes, leaves
@@ -122,9 +122,10 @@ def _choose_even_tile(extent: int, lanes: int) -> int:
 def _transposed_tiles(
     group: FusionGroup, wanted: frozenset[int], transposed: frozenset[int], *, long: bool, through: bool
 ) -> tuple[int, ...]:
-    """`long`: no other nest of the group needs its part of a tile in L1.
+    """Tile sizes for a group that transposes. wanted: rows of lanes. transposed: rows of transposed accesses.
 
-    through: tiles go through buffers.
+    long: whether no other nest of the group needs its part of a tile in L1. through: whether tiles are staged in
+    buffers.
     """
 
     def sizes(tile: tuple[int, int]) -> tuple[int, ...]:
@@ -146,7 +147,7 @@ def _transposed_tiles(
 def _staged_tiles(
     sizes: Callable[[tuple[int, int]], tuple[int, ...]], wanted: frozenset[int], extents: tuple[int, ...]
 ) -> Sequence[tuple[int, int]]:
-    """Tiles of whole rows of the output where those are short, else those with most points first."""
+    """Candidate tiles for staged transposition: whole rows of the output if these are short, else the largest first."""
     whole = [tile for tile in STAGED_ROW_TILES if all(sizes(tile)[k] == extents[k] for k in wanted)]
     return whole or sorted(STAGED_TILES, key=lambda t: -prod(sizes(t)))
 
@@ -154,9 +155,9 @@ def _staged_tiles(
 def _with_neighbors(
     function: BoundFunction, group: FusionGroup, leaf: LoopNest, sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """`sizes`, and some of the rows in which memory goes on where the accesses of a permutation disagree about those.
+    """`sizes`, enlarged along rows in which accesses of a permutation continue in memory, if the accesses disagree.
 
-    A tile then covers runs of memory for each of them, rather than short pieces with gaps in all but one.
+    A tile then covers contiguous memory for each access, rather than short pieces for all but one.
     """
     accesses = [(n, a) for n in leaf.nodes for a in (*n.reads, *n.writes)]
     found = [k for node, access in accesses for k in _find_continuing_row(function, group, node, access, sizes)]
@@ -173,9 +174,9 @@ def _with_neighbors(
 def _find_continuing_row(
     function: BoundFunction, group: FusionGroup, node: ScopStatement, access: tc.Access, sizes: Sequence[int]
 ) -> Iterator[int | None]:
-    """The row of tile size 1 along which `access` continues after a tile; None if part of a row comes first.
+    """Yields the row with tile size 1 along which `access` continues in memory after a tile.
 
-    Nothing if the tile covers all elements that the access touches.
+    Yields None instead if it continues along a row that is already tiled, and nothing if a tile covers all elements.
     """
     steps = ((access_stride(function, access, row.index_and_shift(node)[0]), k) for k, row in enumerate(group.rows))
     for _, k in sorted((abs(step), k) for step, k in steps if step):
@@ -194,7 +195,7 @@ def _choose_tile_size(extent: int, wanted: bool, others: int, least: int) -> int
 
 
 def _heavy_nests(function: BoundFunction, leaves: Sequence[LoopNest]) -> list[LoopNest]:
-    """The leaves with most work, which determine the tiles of the light ones."""
+    """The leaves with most of the work, which determine the tiles."""
     loads = [op_count(function, leaf) * prod(d.extent for d in leaf.dims) for leaf in leaves]
     return [leaf for leaf, load in zip(leaves, loads, strict=True) if load * HEAVY_SHARE >= sum(loads)]
 
@@ -205,7 +206,7 @@ def _vector_rows(function: BoundFunction, leaves: Sequence[LoopNest], target: Cp
 
 
 def _transposed_rows(function: BoundFunction, leaves: Sequence[LoopNest], target: CpuTarget) -> frozenset[int]:
-    """Rows of leaves in which some access is strided along the lanes and contiguous along another row."""
+    """The rows of lanes, and those along which accesses are contiguous that are strided along the lanes."""
     found: set[int] = set()
     for leaf in leaves:
         lanes = vector_dim(function, leaf, target)
@@ -234,7 +235,7 @@ def _has_access_transposed(function: BoundFunction, leaf: LoopNest, lanes: NestD
 def tile_order(
     function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget
 ) -> tuple[int, ...]:
-    """The order of the rows in the loop over tiles, outermost first: follows contiguous transposed reads."""
+    """The order of the rows in the loop over tiles, outermost first; the row of contiguous transposed reads is last."""
     last = None
     for leaf in leaves:
         lanes = vector_dim(function, leaf, target)

@@ -1,1 +1,1 @@
-"""A bound def in, statements that isl knows out: index fusion, split reductions, domains and dependences."""
+"""A bound def in, a scop for isl out: index fusion, split reductions, domains and dependences."""

@@ -1,7 +1,7 @@
-"""Adjacent dimensions that are always walked together become one: longer vector loops, fewer loops.
+"""Fuse adjacent dimensions that are always iterated together: longer vector loops, fewer loops.
 
-Dimensions q and q+1 of tensors merge when they are contiguous in memory and every statement subscripts them by a pair
-of plain indices over their whole extents that occurs nowhere else (GETT, superindex fusion; for whole programs).
+Dimensions q and q+1 of tensors merge if they are contiguous in memory and every statement subscripts them by a pair of
+plain indices over their whole extents that occurs nowhere else (superindex fusion as in GETT, for whole programs).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Pair = tuple[str, str]  # (index of dimension q, index of dimension q + 1)
 
 
 def collapse(function: BoundFunction) -> BoundFunction:
-    """The same program on the same memory with as few dimensions as possible."""
+    """The same program on the same memory, with as few dimensions as possible."""
     function = replace(function, statements=tuple(map(_without_single_terms, function.statements)))
     while candidates := _find_merge_candidates(function):
         function = _merge_dimensions(function, candidates)
@@ -26,7 +26,7 @@ def collapse(function: BoundFunction) -> BoundFunction:
 
 
 def _without_single_terms(s: BoundStatement) -> BoundStatement:
-    """`s` with the value of every sum's index that has but one in its place: windows of 1 x 1 are no windows."""
+    """`s` with reduction indices of extent 1 replaced by their values, such as those of 1 x 1 convolutions."""
     single = {i.name: i.lower for i in s.reduction_indices if i.extent == 1}
     if not single:
         return s
@@ -49,7 +49,7 @@ def _without_single_terms(s: BoundStatement) -> BoundStatement:
 
 
 def _find_merge_candidates(function: BoundFunction) -> frozenset[Candidate]:
-    """One mergeable pair per tensor at most, consistent over the whole program."""
+    """A set of dimension pairs to merge together, at most one per tensor; empty if none can be merged."""
     candidates = {
         (t.name, q)
         for t in function.tensors
@@ -65,7 +65,7 @@ def _find_merge_candidates(function: BoundFunction) -> frozenset[Candidate]:
 
 
 def _one_component(candidates: set[Candidate], function: BoundFunction) -> frozenset[Candidate]:
-    """Candidates that must merge together, one per tensor; tensors that would merge twice at once are left alone."""
+    """The first connected set of candidates with at most one per tensor; empty if there is none."""
     places = {t.name: place for place, t in enumerate(function.tensors)}
     for start in sorted(candidates, key=lambda c: (places[c[0]], c[1])):
         component = _connected_candidates(start, candidates, function)
@@ -75,7 +75,7 @@ def _one_component(candidates: set[Candidate], function: BoundFunction) -> froze
 
 
 def _connected_candidates(start: Candidate, candidates: set[Candidate], function: BoundFunction) -> set[Candidate]:
-    """The candidates that must merge together with `start` because statements share their index pairs."""
+    """The candidates that must merge together with `start`, because statements use the same index pairs for them."""
     found = {start}
     grown = True
     while grown:
@@ -89,7 +89,7 @@ def _connected_candidates(start: Candidate, candidates: set[Candidate], function
 
 
 def _refused_candidates(function: BoundFunction, s: BoundStatement, candidates: set[Candidate]) -> Iterator[Candidate]:
-    """The candidates that `s` does not allow."""
+    """The candidates that the accesses of `s` forbid."""
     ranges = {i.name: i for i in s.indices}
     free = {i.name for i in s.free}
     uses = _count_index_uses(s)
@@ -143,7 +143,7 @@ def _collect_accesses(s: BoundStatement) -> Iterator[tc.Access]:
 
 
 def _count_index_uses(s: BoundStatement) -> dict[str, int]:
-    """How often each index occurs."""
+    """The number of occurrences of each index in `s`."""
     counts: dict[str, int] = {}
     for root in (*s.subscripts, *_list_root_exprs(s)):
         for e in walk_expr(root):

@@ -1,4 +1,4 @@
-"""The dependences between statements as people read them: by kind, by tensor, with distances."""
+"""The dependences between statements in readable form: by kind and tensor, with distances."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .scop import LOCK, Scop, ScopStatement, endpoints, node_name
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """Instances of `sink` that have to follow instances of `source`.
+    """A dependence: instances of `sink` must follow instances of `source`.
 
     Attributes:
         kind: "flow" (what `source` writes, `sink` reads), "anti" (`sink` overwrites what `source` reads) or "output"
             (both write).
-        source, sink: statements of the def. tensor: that they touch both.
-        distances: of the free indices of both, in order: "0", "1", "0..2"; "*" if they may be any.
+        source, sink: names of statements of the def. tensor: the tensor that both access.
+        distances: the distance along each common free index, in order: "0", "1", "0..2"; "*" if unknown.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Dependence:
 def list_dependences(function: BoundFunction) -> tuple[Dependence, ...]:
     """The dependences between the statements of `function` (legalized), in the order of the program.
 
-    Sums are one instance, as in `Scop.dependences`.
+    All terms of a sum count as one instance, as in `Scop.dependences`.
     """
     with LOCK:
         scop = Scop(function, tuple(ScopStatement(node_name(s), (s,)) for s in function.statements))
@@ -48,7 +48,7 @@ def list_dependences(function: BoundFunction) -> tuple[Dependence, ...]:
 
 
 def _list_dependence_pairs(relation: isl.UnionMap) -> Iterator[tuple[isl.Map, str]]:
-    """The dependences of each pair of nodes through each tensor, from maps `source -> [sink -> element]`."""
+    """(relation, name of the tensor) for each pair of nodes and tensor, from maps `source -> [sink -> element]`."""
     pieces: list[isl.Map] = []
     relation.foreach_map(pieces.append)
     for piece in pieces:
@@ -58,7 +58,7 @@ def _list_dependence_pairs(relation: isl.UnionMap) -> Iterator[tuple[isl.Map, st
 
 
 def _print_distance_ranges(pair: isl.Map) -> Iterator[str]:
-    """The range of the distance in each dimension that source and sink have both."""
+    """The range of distances in each dimension that source and sink have in common."""
     depth = min(pair.dim(isl.dim_type.in_), pair.dim(isl.dim_type.out))
     for d in range(depth):
         moved = pair.project_out(isl.dim_type.in_, 0, d).project_out(isl.dim_type.out, 0, d)

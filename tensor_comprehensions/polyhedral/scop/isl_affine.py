@@ -1,4 +1,4 @@
-"""Integer expressions of the language as affine forms over index variables, if they are affine."""
+"""Integer expressions of the language as affine forms of index variables, if they are affine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...tc_lang import ir as tc
 
 @dataclass(frozen=True, slots=True)
 class IslAffine:
-    """`constant + sum(coefficient * index)`; terms are sorted by name and have no zero coefficient."""
+    """`constant + sum(coefficient * index)`; terms are sorted by name, without zero coefficients."""
 
     terms: tuple[tuple[str, int], ...]
     constant: int
@@ -27,28 +27,28 @@ class IslAffine:
         return self.terms[0][0] if len(self.terms) == 1 and self.terms[0][1] == 1 else None
 
     def isl(self) -> str:
-        """The form in isl's notation (`isl_name` keeps index names apart from isl's keywords)."""
+        """The form in isl's notation, with indices named by `isl_name`."""
         parts = [f"{c}*{isl_name(name)}" for name, c in self.terms]
         return " + ".join([*parts, str(self.constant)])
 
 
 def isl_name(index: str) -> str:
-    """An index in isl's notation."""
+    """The name of an index in isl's notation; it cannot clash with keywords."""
     return f"i_{isl_spelling(index)}"
 
 
 def isl_tensor(tensor: str) -> str:
-    """The tuple of the elements of a tensor in isl's notation."""
+    """The tuple name of a tensor's elements in isl's notation."""
     return f"T_{isl_spelling(tensor)}"
 
 
 def isl_spelling(name: str) -> str:
-    """A unique name for `name`, which may be a generated one, in characters that isl reads."""
+    """An injective encoding of `name` in characters that isl accepts."""
     return name.replace("_", "__").replace(SEPARATOR, "_d")
 
 
 def readable_isl(text: str) -> str:
-    """isl's notation with the indices as people know them."""
+    """`text` in isl's notation with the encoding of index names undone, for display."""
     names = {"__": "_", "_d": "_"}
     return re.sub(r"\bi_(?:__|_d|[^\W_])+", lambda n: "i_" + re.sub("__|_d", lambda x: names[x[0]], n[0][2:]), text)
 
@@ -78,7 +78,7 @@ def to_isl_affine(e: tc.Expr) -> IslAffine | None:
 
 
 def quasi_affine(e: tc.Expr) -> str | None:
-    """`e` in isl's notation, floor division and remainder by positive constants included, or None."""
+    """`e` in isl's notation, or None; besides affine forms it may use floor division and remainder by constants."""
     form = to_isl_affine(e)
     if form is not None:
         return form.isl()

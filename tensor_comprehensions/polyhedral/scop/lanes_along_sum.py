@@ -1,6 +1,6 @@
-"""Products of which both factors are contiguous along the sum, with lanes along it: `c(i,j) +=! x(i,k) * y(j,k)`.
+"""Vectorize products along the sum if both factors are contiguous along it: `c(i,j) +=! x(i,k) * y(j,k)`.
 
-Lanes along the results need one of the factors transposed, which costs more than the multiply-adds if the other side is
+Vectors along the results need one factor transposed, which costs more than the multiply-adds if the other side is
 short. `lane_sums(i,j,l) +=! x(i,kk*L+l) * y(j,kk*L+l)` reads both factors in place; then the lanes are added up.
 """
 
@@ -18,7 +18,7 @@ from ...thresholds import MIN_FILLED_LANES, MIN_LANE_SUM_TERMS
 
 
 def lanes_along_sum(s: BoundStatement, widest: int) -> int:
-    """How many lanes along the sum suit a product: they cut it into equal parts and fill vectors; 0 if none do."""
+    """How many lanes to use along the sum of a product: a divisor of its extent that fills vectors well; 0 if none."""
     run = _summed_run(s)
     counts = range(MIN_LANE_SUM_TERMS, widest + 1) if run is not None else ()
     found = [n for n in counts if run is not None and run.extent % n == 0]
@@ -27,19 +27,19 @@ def lanes_along_sum(s: BoundStatement, widest: int) -> int:
 
 
 def _filled_share(count: int) -> float:
-    """The filled part of the vector that holds this many lanes."""
+    """The part of a vector of the next power of two that `count` lanes fill."""
     return count / (1 << (count - 1).bit_length())
 
 
 def _summed_run(s: BoundStatement) -> BoundIndex | None:
-    """The summed index along which both factors of a product are contiguous; None if there is none."""
+    """The summed index along which both factors of a product are contiguous, or None."""
     assert isinstance(s.value, tc.Binary)
     last = {f.subscripts[-1] for f in (s.value.left, s.value.right) if isinstance(f, tc.Access)}
     return next((i for i in s.reduction_indices if last == {tc.Index(i.name, tc.INDEX_TYPE)}), None)
 
 
 def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int) -> tuple[BoundFunction, BoundFunction]:
-    """`function` with its product `s` summed in this many lanes that are added up afterwards, and the product alone."""
+    """`function` with its product `s` summed in `lanes` lanes that are added up afterwards, and the product alone."""
     run = _summed_run(s)
     assert run is not None
     step, lane = (

@@ -1,7 +1,7 @@
-"""Sums of products of three factors and more, as products of two: `x(i,j) +=! g(a,b) * u(i,a) * v(j,b)` in two steps.
+"""Split sums of products of three or more factors into products of two: `x(i,j) +=! g(a,b) * u(i,a) * v(j,b)`.
 
-The order with the fewest multiplications is that of `tc.einsum`. Each step is a contraction, which runs in register
-tiles; a loop over all indices at once cannot.
+The order is the one with the fewest multiplications, as in `tc.einsum`. Each step is a contraction, which can use
+register tiles; a loop over all indices at once cannot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...thresholds import FACTOR_PAIRS_GAIN, MIN_PAIRED_PRODUCTS, STORED_ELEMENT
 
 
 def pair_factors(function: BoundFunction) -> BoundFunction:
-    """The same function with sums of products of several factors in steps of two; `function` itself if none gains."""
+    """`function` with sums of products of several factors split into steps of two; the same object if none gains."""
     tensors = {t.name: t for t in function.tensors}
     statements = tuple(new for s in function.statements for new in _pair_statement(s, tensors))
     if len(statements) == len(function.statements):
@@ -35,7 +35,7 @@ def pair_factors(function: BoundFunction) -> BoundFunction:
 
 
 def _pair_statement(s: BoundStatement, tensors: dict[str, Tensor]) -> Iterator[BoundStatement]:
-    """`s`, or its steps, whose results `tensors` gets."""
+    """`s`, or its steps if it gains by them; temporaries for their results are added to `tensors`."""
     factors, scales = _split_factors(s)
     if len(factors) < 3 or not _is_plain(s):
         yield s
@@ -68,13 +68,13 @@ def _pair_statement(s: BoundStatement, tensors: dict[str, Tensor]) -> Iterator[B
 
 
 def _split_factors(s: BoundStatement) -> tuple[list[tc.Expr], list[tc.Expr]]:
-    """The factors with an index, and the others."""
+    """The factors that depend on an index, and the others."""
     factors = list_factors(s.value)
     return [x for x in factors if collect_index_names(x)], [x for x in factors if not collect_index_names(x)]
 
 
 def _is_plain(s: BoundStatement) -> bool:
-    """Whether `s` sums floats over a box from 0, and nothing else happens at its points."""
+    """Whether `s` is a plain sum of floats: over a box that starts at 0, without checks or restrictions."""
     return (
         s.reduction == "+"
         and s.value.dtype.is_float
@@ -88,7 +88,7 @@ def _is_plain(s: BoundStatement) -> bool:
 
 
 def _gains(s: BoundStatement, path: ContractionPath, factors: int) -> bool:
-    """Whether the steps do so much less than the sum at once, or are products where that is none."""
+    """Whether the steps do much less work than a single loop, or allow register tiles where that does not."""
     together = prod(i.extent for i in s.indices)
     steps = path.operations + STORED_ELEMENT_PRODUCTS * path.memory
     if together < MIN_PAIRED_PRODUCTS:
@@ -99,7 +99,7 @@ def _gains(s: BoundStatement, path: ContractionPath, factors: int) -> bool:
 def _make_step(
     s: BoundStatement, number: int, pair: Sequence[tc.Expr], needed: Labels, tensors: dict[str, Tensor]
 ) -> tuple[BoundStatement, tc.Access]:
-    """The product of two factors, summed over the indices that occur nowhere else, and the read of its result."""
+    """The product of two factors, summed over the indices not in `needed`, and the access to its result."""
     present = set().union(*map(collect_index_names, pair))
     kept = tuple(i for i in s.indices if i.name in present & needed)
     summed = tuple(i for i in s.indices if i.name in present - needed)

@@ -1,9 +1,8 @@
-"""Contractions with some tensors permuted into the order of a matrix product, if that pays (TTGT).
+"""Permute tensors of a contraction into the order of a matrix product if that pays (TTGT).
 
-`c(a,b,i) +=! x(b,k,a) * y(k,i)` becomes `copy_tensor(k,b,a) = x(b,k,a)` and a product in which `k` and the neighbors
-`b` and `a` become one index each. Short indices in odd orders waste the lanes of vectors and have no contiguous runs;
-one copy costs as much as a few dozen multiply-adds of each element. The product may also go to a temporary, whose
-elements are then permuted into the result.
+`c(a,b,i) +=! x(b,k,a) * y(k,i)` becomes `copy_tensor(k,b,a) = x(b,k,a)` and a matrix product in which the neighbors `b`
+and `a` are fused. Short indices in unfavorable orders waste vector lanes and have no contiguous runs; a copy costs a
+few dozen multiply-adds per element. The product may also go to a temporary, which is then permuted into the result.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ Order = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Contraction:
-    """`c(..) +=! x(..) * y(..)`, where every index is in two of the three tensors and subscripts are indices.
+    """`c(..) +=! x(..) * y(..)`, where subscripts are plain indices and every index is in two of the three tensors.
 
-    orders: the indices of both factors and of the output.
+    orders: the indices of the left factor, the right factor and the output.
     """
 
     function: BoundFunction
@@ -75,17 +74,17 @@ class _Contraction:
 
     @property
     def bits(self) -> int:
-        """Of the type in which terms are summed."""
+        """The bits of the type in which terms are summed."""
         return self.statement.value.dtype.bits
 
     @property
     def bytes(self) -> int:
-        """Of all three tensors."""
+        """The bytes of all three tensors."""
         return sum(map(self.size, self.orders)) * self.bits // 8
 
     @property
     def summed_run(self) -> int:
-        """Contiguous terms in both factors: lanes along these need no other order."""
+        """The number of terms that are contiguous in both factors; vectors along these need no reordering."""
         x, y, _ = self.orders
         return self.size(_find_common_run(x, y)) if x[-1] == y[-1] else 1
 
@@ -94,13 +93,13 @@ class _Contraction:
 
 
 Orders = tuple[Order | None, Order | None, Order | None]
-"""Into which order the left factor, the right factor and the output are copied; None: not at all."""
+"""The orders into which the left factor, the right factor and the output are copied; None: not copied."""
 
 
 def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
     """`function` with copies around its only statement, if that is a contraction that gains by them.
 
-    Not with a schedule of the user.
+    Unchanged if the user gave a schedule.
     """
     found = _contraction(function) if options.use_microkernels and options.schedule is None else None
     if found is None or found.bytes > MAX_REORDERED_L2_SIZES * target.cache[1]:
@@ -129,7 +128,7 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
 
 
 def _record_order(function: BoundFunction, best: BoundFunction, target: CpuTarget, *, parallel: bool) -> None:
-    """Write down which tensors are copied into another order first, or written in another one."""
+    """Record which tensors are copied into another order."""
     (s,) = function.statements
     made = [t.name for t in best.tensors if t not in function.tensors]
     plain = Rival(
@@ -144,7 +143,7 @@ def _record_order(function: BoundFunction, best: BoundFunction, target: CpuTarge
 def _with_lanes_along_sum(
     found: _Contraction, least: float, target: CpuTarget, *, parallel: bool
 ) -> BoundFunction | None:
-    """The function with lanes along a sum that both factors, or a copy of one of them, end with, where that is less."""
+    """The function vectorized along the sum, perhaps with a factor copied for it; None unless below `least` cycles."""
     best: BoundFunction | None = None
     for orders in _ways_along_sum(found):
         copies = _copy_cycles(found, orders, target)
@@ -163,7 +162,7 @@ def _with_lanes_along_sum(
 
 
 def _contraction(function: BoundFunction) -> _Contraction | None:
-    """The only statement of `function`, if it is a contraction of two tensors without a batch."""
+    """The only statement of `function` if it is a contraction of two tensors without batch indices, else None."""
     if len(function.statements) != 1:
         return None
     (s,) = function.statements
@@ -194,7 +193,7 @@ def _contraction(function: BoundFunction) -> _Contraction | None:
 
 
 def _is_whole(function: BoundFunction, access: tc.Access, ranges: Mapping[str, BoundIndex]) -> bool:
-    """Whether `access` goes through all of a contiguous tensor by indices alone."""
+    """Whether `access` covers a whole contiguous tensor with plain indices."""
     tensor = function.tensor(access.tensor)
     if tensor.strides != contiguous_strides(tensor.shape):
         return False
@@ -207,7 +206,7 @@ def _is_whole(function: BoundFunction, access: tc.Access, ranges: Mapping[str, B
 
 
 def _enumerate_orders(found: _Contraction) -> Iterator[Orders]:
-    """Which tensors are copied and into which order: others decide the order of the indices they share with them."""
+    """Candidate orders for each choice of tensors to copy; the other tensors determine the order of their indices."""
     x, y, c = found.orders
     for copies in product((False, True), repeat=3):
         if not any(copies):
@@ -230,7 +229,7 @@ def _enumerate_orders(found: _Contraction) -> Iterator[Orders]:
 
 
 def _ways_along_sum(found: _Contraction) -> Iterator[Orders]:
-    """Copies after which both factors end with the same summed indices: none, or one of the shorter of them."""
+    """Orders in which both factors end with the same summed indices: without a copy, or with one of a factor."""
     x, y, _ = found.orders
     sums = {*x} & {*y}
     if x[-1] == y[-1] and x[-1] in sums:
@@ -245,12 +244,12 @@ def _ways_along_sum(found: _Contraction) -> Iterator[Orders]:
 
 
 def _count_product_cycles(found: _Contraction, target: CpuTarget) -> float:
-    """Cycles of the multiply-adds in full vectors."""
+    """The cycles of the multiply-adds in full vectors."""
     return prod(found.extents.values()) * found.bits / target.issue_bits_per_cycle
 
 
 def _bound_reordered_cycles(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
-    """A lower bound of the cycles: multiply-adds in lanes along the output's runs, and copies of moved tensors."""
+    """A lower bound of the cycles: multiply-adds in vectors along the output's contiguous indices, and the copies."""
     x, y, c = (new or old for new, old in zip(orders, found.orders, strict=True))
     moving = x if c[-1] in x else y
     run = [n for n in _find_common_run(c, moving) if n in moving]
@@ -262,13 +261,13 @@ def _bound_reordered_cycles(found: _Contraction, orders: Orders, target: CpuTarg
 
 
 def _can_cache_copies(found: _Contraction, orders: Orders, target: CpuTarget) -> bool:
-    """Whether the copies stay in a cache until they are read."""
+    """Whether the copies stay in cache until they are read."""
     copied = (found.size(order) * found.bits // 8 for order in orders if order is not None)
     return all(size <= MAX_COPIED_L2_SIZES * target.cache[1] for size in copied)
 
 
 def _copy_cycles(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
-    """Cycles for the copies."""
+    """The cycles of the copies."""
     total = 0.0
     for old, new in zip(found.orders, orders, strict=True):
         if new is not None:
@@ -279,7 +278,7 @@ def _copy_cycles(found: _Contraction, orders: Orders, target: CpuTarget) -> floa
 
 
 def _element_cycles(found: _Contraction, old: Order, new: Order) -> float:
-    """Cycles to copy an element of 4 bytes: straight where both orders end alike."""
+    """The cycles to copy an element of 4 bytes; unless both orders end with the same indices, it is a transposition."""
     common = next((n for n, (a, b) in enumerate(zip(old[::-1], new[::-1], strict=True)) if a != b), len(old))
     if common:
         return REORDER_RUN_CYCLES * max(1.0, REORDERED_SHORT_RUN / found.size(old[len(old) - common :]))
@@ -291,7 +290,7 @@ def _element_cycles(found: _Contraction, old: Order, new: Order) -> float:
 
 
 def _find_common_run(order: Order, other: Order) -> Order:
-    """The last indices of `order` that stand together in `other`, too."""
+    """The longest suffix of `order` that is contiguous in `other`, or its last index."""
     count = 1
     while count < len(order) and any(order[-count - 1 :] == other[k : k + count + 1] for k in range(len(other))):
         count += 1
@@ -302,7 +301,7 @@ def _find_common_run(order: Order, other: Order) -> Order:
 
 
 def _build_structured_op(function: BoundFunction, name: str = "S0") -> StructuredOp | None:
-    """The only statement as an op, under the name that lowering gives it, so that its plan is cached for lowering."""
+    """The only statement as an op, with the name that lowering gives it, so that lowering finds its plan cached."""
     tensors = {t.name: t for t in function.tensors}
     cluster = match_contraction(function.statements, 0, tensors)
     if cluster is None:
@@ -312,14 +311,14 @@ def _build_structured_op(function: BoundFunction, name: str = "S0") -> Structure
 
 
 def _predict_op_cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> float:
-    """The predicted cycles of an op with register tiles; infinite if it has none that do well."""
+    """The predicted cycles of an op with register tiles; infinite if micro-kernels do not suit it."""
     if op is None:
         return inf
     op = drop_unit_dims(op)
     if why_not_microkernel(op, target) is not None:
         return inf
     try:
-        with close_book():  # a price, not a choice
+        with close_book():  # only an estimate: do not record decisions
             return plan_cycles(op, select_plan(op, target, parallel=parallel), target)
     except CannotLower:
         return inf
@@ -329,7 +328,7 @@ def _predict_op_cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: 
 
 
 def _reorder_operands(found: _Contraction, orders: Orders) -> tuple[BoundFunction, BoundFunction]:
-    """The function with its copies, and one that is the product alone."""
+    """The function with copies into `orders`, and a function with the product alone."""
     function, s = found.function, found.statement
     names = {t.name for t in function.tensors}
     tensors: list[Tensor] = []
@@ -375,14 +374,14 @@ def _reorder_operands(found: _Contraction, orders: Orders) -> tuple[BoundFunctio
 def _make_copy_statement(
     name: str, to: tc.Access, value: tc.Access, ranges: Mapping[str, BoundIndex]
 ) -> BoundStatement:
-    """`to = value`, for all values of the indices of `to` in its order."""
+    """The statement `to = value` over all indices of `to`, in its order."""
     order = dict.fromkeys(e.name for sub in to.subscripts for e in tc.walk_expr(sub) if isinstance(e, tc.Index))
     indices = tuple(ranges[n] for n in order)
     return BoundStatement(name, to.tensor, to.subscripts, None, False, value, indices, len(indices))
 
 
 def _flat_subscripts(order: Order, extents: Mapping[str, int], shape: tuple[int, ...]) -> tuple[tc.Expr, ...]:
-    """Subscripts of a tensor of `shape`, whose dimensions are products of the extents of consecutive indices."""
+    """Subscripts for a tensor of `shape`, each of whose dimensions fuses consecutive indices of `order`."""
     rest = list(order)
     found: list[tc.Expr] = []
     for extent in shape:

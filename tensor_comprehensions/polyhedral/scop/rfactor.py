@@ -1,4 +1,4 @@
-"""Long reductions into few elements, cut into parts that run in parallel and are combined in a fixed order.
+"""Split long reductions into few elements into parts that run in parallel and are combined in a fixed order.
 
 `s += f(k)` becomes `part(p) +=! f(p * chunk + k)` for a fixed number of parts, `s += part(p)`, and the few terms that
 are left over. The result depends on the sizes, never on the number of threads.
@@ -33,7 +33,7 @@ ELEMENT = 4
 
 
 SplitPoint = tuple[BoundIndex, int]
-"""The reduced index to cut, and into how many parts."""
+"""The reduced index to split, and the number of parts."""
 
 
 def rfactor(function: BoundFunction, matrix: int = COLUMN_SUM_ELEMENTS) -> BoundFunction:
@@ -58,7 +58,7 @@ def rfactor(function: BoundFunction, matrix: int = COLUMN_SUM_ELEMENTS) -> Bound
 def in_two_stages(
     function: BoundFunction, cut: Callable[[BoundStatement], SplitPoint | None], why: str = "asked for"
 ) -> BoundFunction:
-    """`function` with each statement that `cut` has an answer for in two stages. why: for people to read."""
+    """`function` with each statement for which `cut` returns a split in two stages. why: the recorded reason."""
     tensors, statements = list(function.tensors), []
     for s in function.statements:
         found = None if s.domain else cut(s)
@@ -83,7 +83,7 @@ def _record_split(s: BoundStatement, index: BoundIndex, parts: int, why: str) ->
 
 
 def requested_split(s: BoundStatement, parts: int) -> SplitPoint | None:
-    """The outermost index that is long enough for this many parts, if these are small compared to the operands."""
+    """The split of the outermost index with at least `parts` values; None if a part would have too few terms."""
     terms, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
     if not is_divisible(s) or s.reads_own_target or not 0 < results <= terms or terms < MIN_PART_TERMS * parts:
         return None
@@ -110,12 +110,12 @@ def large_matrix(target: CpuTarget) -> int:
 
 
 def is_divisible(s: BoundStatement) -> bool:
-    """Whether `s` is a reduction that may be computed in parts."""
+    """Whether `s` is a reduction that may be split into parts."""
     return s.reduction is not None and bool(s.reduction_indices) and not s.checks and _has_distinct_indices(s)
 
 
 def _choose_split_index(s: BoundStatement) -> BoundIndex | None:
-    """The reduced index to cut: the outermost long enough one of a reduction that needs it."""
+    """The reduced index to split: the outermost long one, if the reduction is long and has few results; else None."""
     if not is_divisible(s) or prod(i.extent for i in s.free) >= FEW_RESULTS:
         return None
     if prod(i.extent for i in s.indices) < SPLIT_SUM_TERMS:
@@ -124,7 +124,7 @@ def _choose_split_index(s: BoundStatement) -> BoundIndex | None:
 
 
 def _find_row_index(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex | None:
-    """The index of rows of a matrix whose columns `s` sums, if there are enough of both."""
+    """The index of the rows if `s` sums the columns of a matrix of at least `least` elements, else None."""
     if not is_divisible(s) or len(s.reduction_indices) != 1 or len(s.free) != 1:
         return None
     (column,), (row,) = s.free, s.reduction_indices
@@ -135,7 +135,7 @@ def _find_row_index(function: BoundFunction, s: BoundStatement, least: int) -> B
 
 
 def _choose_part_count(extent: int, most: int) -> int:
-    """How many parts: a number that leaves no terms over, if there is one that is not much smaller."""
+    """The number of parts: `most`, or a divisor of `extent` that is not much smaller."""
     whole = (n for n in range(most, most // 2, -1) if extent % n == 0)
     return min(next(whole, most), extent)
 
@@ -158,7 +158,7 @@ def _make_partial_tensor(s: BoundStatement, name: str, parts: int) -> Tensor:
 
 
 def _make_split_statements(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[BoundStatement]:
-    """The parts, their combination, and the terms that do not fill a chunk."""
+    """The statements that compute the parts, combine them, and add the terms that do not fill a chunk."""
     parts = part.shape[0]
     chunk = index.extent // parts
     outer = BoundIndex(_fresh_name(internal_name("p"), {i.name for i in s.indices}), 0, parts)

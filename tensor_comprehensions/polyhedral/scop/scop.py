@@ -1,7 +1,7 @@
-"""The program for isl: nodes with their domains, accesses and dependences.
+"""The program in the form of isl: nodes with their domains, accesses and dependences.
 
-A node is the work of one innermost loop nest: a statement of the language, or a cluster that `use_microkernels`
-lowers as one. Its domain in the schedule is the box of its free indices; the reduced ones stay inside the node.
+A node is the work of one innermost loop nest: a statement of the language, or a cluster (a contraction and statements
+around it that `use_microkernels` lowers as one). Its domain is the box of its free indices; reductions stay inside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .isl_affine import isl_name, isl_tensor, quasi_affine
 
 
 def _make_isl_context() -> isl.Context:
-    """A context of our own: scheduler settings are per context, and users of islpy keep theirs."""
+    """A context for this package alone, since scheduler settings are per context and must not affect other users."""
     context = isl.Context()
     context.set_schedule_whole_component(1)
     context.set_schedule_outer_coincidence(1)
@@ -33,17 +33,17 @@ def _make_isl_context() -> isl.Context:
 
 CONTEXT = _make_isl_context()
 
-# isl is not thread-safe: each lowering holds this lock.
+# isl is not thread-safe: every lowering must hold this lock.
 LOCK = threading.RLock()
 
 REUSE_OPERATIONS = 1_000_000
-"""Operations of isl, a fifth of a second, to find reads of the same elements. Programs of people take up to 25,000."""
+"""Limit of isl operations (a fifth of a second) for finding shared reads; real programs take up to 25,000."""
 
 R = TypeVar("R")
 
 
 def with_op_limit(operations: int, run: Callable[[], R]) -> R | None:
-    """The result of `run`, or None if it takes more than this many isl operations, the same on all machines."""
+    """The result of `run`, or None if it takes more isl operations than allowed; that is the same on all machines."""
     CONTEXT.reset_operations()
     CONTEXT.set_max_operations(operations)
     try:
@@ -60,8 +60,8 @@ def with_op_limit(operations: int, run: Callable[[], R]) -> R | None:
 class ScopStatement:
     """The work of one loop nest: a statement, or the statements of a cluster that `use_microkernels` lowers as one.
 
-    It has the name of its first statement, so listings, logs and schedules call the same statement of a def S2.
-    Indices of the members are named alike: the free ones are those of the domain.
+    It has the name of its first statement, so that listings, logs and schedules agree on the names of statements.
+    All statements use the same index names; the free indices are those of the domain.
     """
 
     name: str
@@ -78,12 +78,12 @@ class ScopStatement:
 
     @property
     def elements(self) -> tuple[Inequality, ...]:
-        """Conditions on all elements that are needed; members of a cluster agree."""
+        """Conditions that all needed elements satisfy; the same for all statements of a cluster."""
         return self.statements[0].elements
 
     @cached_property
     def domain(self) -> tuple[Inequality, ...]:
-        """Conditions on all computed points. The node's instances are nevertheless those of the box."""
+        """Conditions that all computed points satisfy. For isl, the node's instances are still the whole box."""
         return tuple(dict.fromkeys(g for s in self.statements for g in s.domain))
 
     @cached_property
@@ -123,9 +123,9 @@ def _walk_statement_exprs(s: BoundStatement) -> Iterator[tc.Expr]:
 
 @dataclass(frozen=True)
 class Scop:
-    """Nodes in program order, with isl's facts about them. Nothing here changes after construction.
+    """Nodes in program order, with cached results of isl. It is immutable.
 
-    parts: the temporaries with sums that are split into parts.
+    parts: the temporaries that hold partial sums of split reductions.
     """
 
     function: BoundFunction
@@ -138,10 +138,10 @@ class Scop:
 
     @cached_property
     def dependences(self) -> isl.UnionMap:
-        """Memory-based dependences between instances of nodes: flow, anti and output, by program order.
+        """Memory-based dependences between instances of nodes: flow, anti and output, in program order.
 
-        Members of a reduction commute, so they are one instance and have no dependence among themselves. A certain
-        write hides the writes before it: dependences on them follow through it.
+        The terms of a reduction commute, so they count as one instance without dependences among themselves. A definite
+        write hides earlier writes: dependences on those follow transitively.
         """
         result = union_map("{ }")
         if self._is_independent():
@@ -155,7 +155,7 @@ class Scop:
         return result.coalesce()
 
     def _is_independent(self) -> bool:
-        """Whether each element is plainly written once and not read: most single statements, which need no search."""
+        """Whether each element is evidently written at most once and never read; then isl need not search."""
         writes = [(node, access) for node in self.nodes for access in node.writes]
         tensors = self._written_tensors()
         if len(tensors) < len(writes) or any(a.tensor in tensors for node in self.nodes for a in node.reads):
@@ -166,7 +166,7 @@ class Scop:
         )
 
     def dependences_by_kind(self) -> Iterator[tuple[str, isl.UnionMap]]:
-        """The same by kind, with the element that both ends touch: maps `source -> [sink -> element]`."""
+        """(kind, dependences) for "flow", "anti" and "output", as maps `source -> [sink -> element]`."""
         certain, possible = self._writes()
         reads, order = self._reads_among(self._written_tensors()), self._program_order
         written = certain.union(possible)
@@ -178,9 +178,9 @@ class Scop:
 
     @cached_property
     def shared_reads(self) -> isl.UnionMap:
-        """Pairs of instances of different nodes that read one element: reuse that fusion turns into a cache hit.
+        """Pairs of instances that read the same element: reuse that fusion turns into cache hits.
 
-        Empty where isl would search for long: many reads with quotients and remainders.
+        Empty if isl would take too long, as for many reads with quotients and remainders.
         """
         info = isl.UnionAccessInfo.from_sink(self._reads).set_may_source(self._reads)
         info = info.set_schedule_map(self._program_order)
@@ -199,7 +199,7 @@ class Scop:
         return union_map("{ " + "; ".join(pieces) + " }")
 
     def _writes(self) -> tuple[isl.UnionMap, isl.UnionMap]:
-        """The elements that instances certainly write, and those that they may write, depending on data."""
+        """The elements that instances definitely write, and those that they may write, depending on data."""
         pieces: tuple[list[str], list[str]] = ([], [])
         for node in self.nodes:
             for access in node.writes:
@@ -215,7 +215,7 @@ class Scop:
             text = quasi_affine(e)
             if text is not None:
                 conditions.append(f"x{d} = {text}")
-            if text is None or access.guarded:  # data decides; or outside of its bounds it is not read
+            if text is None or access.guarded:  # it depends on data, or is skipped out of bounds
                 conditions.append(f"0 <= x{d} < {tensor.shape[d]}")
         inner = ", ".join(isl_name(i.name) for i in node.reduction_indices)
         formula = (f"exists {inner} : " if inner else "") + (" and ".join(conditions) or "0 = 0")
@@ -240,7 +240,7 @@ class Scop:
         return found
 
     def sources_of(self, node: ScopStatement) -> frozenset[str]:
-        """The names of the nodes whose instances those of `node` depend on, itself included."""
+        """The names of the nodes on which `node` depends, which may include itself."""
         return frozenset(self._dependences_by_sink.get(node.name, ()))
 
     @cached_property
@@ -248,10 +248,9 @@ class Scop:
         return {}
 
     def coincident_indices(self, source: ScopStatement, sink: ScopStatement) -> frozenset[tuple[str, str]]:
-        """The pairs of an index of either node, of equal extent, that dependences keep at one position.
+        """The pairs (index of `source`, index of `sink`) of equal extent along which dependences have distance zero.
 
-        All instances of `sink` that depend on one of `source` are as far from the first one, along their index, as
-        that is along its own.
+        The distance is between the positions of both instances, counted from the lower bounds of their indices.
         """
         key = source.name, sink.name
         if key not in self._coincident:
@@ -265,17 +264,17 @@ class Scop:
         return self._coincident[key]
 
     def dependences_among(self, nodes: Sequence[ScopStatement]) -> isl.UnionMap:
-        """The dependences whose both ends are in `nodes`."""
+        """The dependences between instances of `nodes`."""
         return self._dependences_within(domain_of(nodes))
 
     def _dependences_within(self, domain: isl.UnionSet) -> isl.UnionMap:
         return self.dependences.intersect_domain(domain).intersect_range(domain)
 
     def constraints_among(self, nodes: Sequence[ScopStatement]) -> isl.ScheduleConstraints:
-        """The constraints of isl's scheduler for `nodes`.
+        """The constraints for isl's scheduler on `nodes`.
 
-        Proximity joins only those that no dependence connects: dependences are coincident in the rows that we take,
-        and minimizing their distance in the rest costs isl a thousand times the time.
+        Proximity constraints only connect nodes that no dependence connects: dependences are coincident in the rows
+        that are used, and minimizing their distances in other rows would make isl a thousand times slower.
         """
         domain = domain_of(nodes)
         dependences = self._dependences_within(domain)
@@ -285,7 +284,7 @@ class Scop:
         for relation in _list_sorted_maps(dependences):
             _merge_components(part, *endpoints(relation))
         reuse = union_map("{ }")
-        connected = len(set(part.values())) == 1  # isl takes long to find reads that nothing would be joined for
+        connected = len(set(part.values())) == 1  # then skip the slow search for shared reads
         shared = reuse if connected else self.shared_reads.intersect_domain(domain).intersect_range(domain)
         for relation in _list_sorted_maps(shared):
             source, sink = endpoints(relation)
@@ -302,12 +301,12 @@ def _list_sorted_maps(relation: isl.UnionMap) -> list[isl.Map]:
 
 
 def endpoints(relation: isl.Map) -> tuple[str, str]:
-    """The names of the nodes that a relation leads from and to."""
+    """The names of the source and target nodes of a relation."""
     return relation.get_tuple_name(isl.dim_type.in_), relation.get_tuple_name(isl.dim_type.out)
 
 
 def _keeps_position(relation: isl.Map, a: int, b: int, shift: int) -> bool:
-    """Whether `relation` leads from each instance to those whose index `b` is its index `a` plus `shift`."""
+    """Whether in all pairs of `relation`, index `b` of the target is index `a` of the source plus `shift`."""
     space = relation.get_space()
     same = isl.Constraint.alloc_equality(isl.LocalSpace.from_space(space)).set_constant_val(shift)
     same = same.set_coefficient_val(isl.dim_type.in_, a, 1).set_coefficient_val(isl.dim_type.out, b, -1)
@@ -315,7 +314,7 @@ def _keeps_position(relation: isl.Map, a: int, b: int, shift: int) -> bool:
 
 
 def _merge_components(part: dict[str, str], a: str, b: str) -> None:
-    """Make the nodes connected to `a` and those connected to `b` one part."""
+    """Merge the connected components of `a` and `b` in `part`."""
     old, new = part[b], part[a]
     for name, p in part.items():
         if p == old:
@@ -327,17 +326,17 @@ def union_map(text: str) -> isl.UnionMap:
 
 
 def domain_of(nodes: Sequence[ScopStatement]) -> isl.UnionSet:
-    """The instances of `nodes`."""
+    """The set of all instances of `nodes`."""
     return isl.UnionSet("{ " + "; ".join(map(_print_node_domain, nodes)) + " }", CONTEXT)
 
 
 def node_name(first: BoundStatement) -> str:
-    """The name of the nest whose first statement is `first`, which isl reads as it stands."""
+    """The name of the node whose first statement is `first`, in characters that isl accepts."""
     return first.name.replace(SEPARATOR, "_")
 
 
 def instance_tuple(node: ScopStatement) -> str:
-    """The tuple that names an instance of `node` in isl's notation."""
+    """The tuple of an instance of `node` in isl's notation, such as `S0[i_i, i_j]`."""
     return f"{node.name}[{', '.join(isl_name(i.name) for i in node.free)}]"
 
 

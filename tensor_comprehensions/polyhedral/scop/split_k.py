@@ -1,7 +1,7 @@
-"""Split-K: long sums of products into few elements, split into parts that threads share.
+"""Split-K: split long matrix products with few results along the sum, into parts for different threads.
 
-Otherwise threads share rows or columns, and each of them copies all of the other factor. As in `rfactor`, the parts
-are combined in a fixed order, so that the result depends on the sizes and never on the number of threads.
+Otherwise threads would share rows or columns, and each would pack all of the other factor. As in `rfactor`, the parts
+are combined in a fixed order, so the result depends on the sizes, never on the number of threads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .rfactor import SplitPoint, in_two_stages, large_matrix, requested_split, r
 def split_reductions(
     function: BoundFunction, options: CpuOptions, target: CpuTarget, *, products: bool = True
 ) -> BoundFunction:
-    """`function` with reductions in two stages: as `options` request, or else if that is expected to pay.
+    """`function` with reductions in two stages: as `options` request, else where that is expected to pay.
 
-    products: also matrix products, unless the user gave a schedule.
+    products: whether to split matrix products, too, unless the user gave a schedule.
     """
     match options.split_k:
         case 0:
@@ -38,9 +38,9 @@ def split_reductions(
 
 
 def split_products(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
-    """`function` with products of matrices that have more terms than results in two stages.
+    """`function` with matrix products that have more terms than results in two stages.
 
-    Not with a schedule of the user, nor for one thread only.
+    Unchanged if the user gave a schedule, or for a single thread.
     """
     if not (options.use_microkernels and options.grain_size) or options.schedule is not None:
         return function
@@ -49,7 +49,7 @@ def split_products(function: BoundFunction, options: CpuOptions, target: CpuTarg
 
 
 def _choose_split_point(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> SplitPoint | None:
-    """The reduced index to cut and into how many equal parts; None if that does not pay."""
+    """The reduced index to split and the number of equal parts; None if splitting does not pay."""
     if s.reduction != "+" or not s.reduction_indices or s.checks or s.reads_own_target:
         return None
     steps, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
@@ -69,9 +69,10 @@ def _choose_split_point(function: BoundFunction, s: BoundStatement, target: CpuT
 
 
 def _find_row_factor(function: BoundFunction, s: BoundStatement, product: Product) -> tc.Expr:
-    """The factor that lacks the contiguous index of the results: it decides if the last cache is far.
+    """The factor that lacks the contiguous index of the results, or both if not unique.
 
-    The other one is copied once, but this one is read in place, again for each panel.
+    Its strides matter if the last-level cache is distant: the other factor is packed once, but this one is read in
+    place, again for each panel.
     """
     written = tc.Access(s.target, s.subscripts, s.value.dtype)
     unit = {i.name for i in s.free if access_stride(function, written, i.name) == 1}
@@ -81,7 +82,7 @@ def _find_row_factor(function: BoundFunction, s: BoundStatement, product: Produc
 
 
 def _is_matrix_product(s: BoundStatement, product: Product) -> bool:
-    """Whether each factor has its own free index that is long enough, and there is no free index of both."""
+    """Whether each factor has long enough free indices of its own, and there are no batch indices."""
     left, right = ({e.name for e in walk_expr(f) if isinstance(e, tc.Index)} for f in (product.left, product.right))
     rows = prod(i.extent for i in s.free if i.name in left - right)
     columns = prod(i.extent for i in s.free if i.name in right - left)
@@ -91,5 +92,5 @@ def _is_matrix_product(s: BoundStatement, product: Product) -> bool:
 
 
 def _sum_access_strides(function: BoundFunction, read: tc.Expr, index: BoundIndex) -> int:
-    """Elements between neighbors along an index, over all reads: parts along the farthest are contiguous ranges."""
+    """The sum of the strides of all reads along `index`; split along the largest, parts are contiguous ranges."""
     return sum(access_stride(function, e, index.name) or 0 for e in walk_expr(read) if isinstance(e, tc.Access))

@@ -1,4 +1,4 @@
-"""isl's syntax tree as a loop program: the only place where isl's expressions are read."""
+"""Convert isl's AST to a loop program; no other module reads isl's AST expressions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ....loop_ir.intervals import Interval, index_interval
 from ..plan.mapping import WRITTEN_OUT
 
 Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]
-"""(name of the statement, values of its indices and of further functions of them) -> its loop program."""
+"""(name of a statement, values of its indices and of further functions of them) -> the statement's loop program."""
 
 _BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "fdiv_q": "div", "pdiv_q": "div", "pdiv_r": "mod",
     "zdiv_r": "mod", "max": "max", "min": "min", "and": "and", "and_then": "and", "or": "or", "or_else": "or",
     "eq": "eq", "le": "le", "lt": "lt", "ge": "ge", "gt": "gt",
 }  # fmt: skip
-"""The operations of isl's expressions; isl proves their preconditions where it uses them."""
+"""The operators for isl's AST operations; where these have preconditions, isl has proved them."""
 
 
 def generate_loops(
@@ -33,11 +33,11 @@ def generate_loops(
     further: Mapping[str, Sequence[isl.PwAff]],
     ranges: Mapping[str, Interval],
 ) -> ir.Stmt:
-    """The loops of `schedule`, with `instance` for every statement.
+    """The loops of `schedule`, with the result of `instance` for every statement.
 
     context: constraints on the parameters, whose values in the loop program are `identifiers`. further: by the name
-    of a statement, functions of its indices; `instance` gets their values after those of the indices. ranges: of the
-    variables in `identifiers`. Loops below a mark `WRITTEN_OUT` are unrolled.
+    of a statement, functions of its indices; `instance` gets their values after those of the indices. ranges: intervals
+    of the variables in `identifiers`. Loops below a mark `WRITTEN_OUT` are unrolled.
     """
     walk = _Walk(identifiers, instance, further, {}, dict(ranges), [])
     built, _alive = isl.AstBuild.from_context(context).set_at_each_domain(walk.visit)
@@ -47,7 +47,7 @@ def generate_loops(
 def _make_guarded_unrolled_loop(
     name: str, start: tuple[ir.Expr, int], stop: tuple[ir.Expr, int], body: ir.Stmt
 ) -> ir.Stmt:
-    """An unrolled loop from the least to the greatest value that its bounds, each with that, may have."""
+    """An UNROLLED loop with constant bounds and guards. start, stop: each (bound, its extreme value)."""
     runs: ir.Expr = build.TRUE
     if build.integer(start[0]) is None:
         runs = build.logical_and(runs, build.ge(build.var(name), start[0]))
@@ -67,7 +67,7 @@ class _Walk:
     marks: list[str]
 
     def visit(self, node: isl.AstNode, built: isl.AstBuild) -> isl.AstNode:
-        """Called by isl for every statement of the syntax tree, while the loops around it are known."""
+        """Called by isl for every statement of the AST, while the enclosing loops are known; computes its values."""
         times = isl.Map.from_union_map(built.get_schedule())
         where = isl.PwMultiAff.from_map(times.reverse())
         name = times.get_tuple_name(isl.dim_type.in_)
@@ -113,7 +113,7 @@ class _Walk:
         return ir.Loop(name, start, stop, body, step=step)
 
     def stop(self, condition: isl.AstExpr, name: str) -> ir.Expr:
-        """The first value of a loop's variable that does not run."""
+        """The exclusive upper bound of a loop, from its condition."""
         kind = _get_isl_enum_name(condition.get_op_type())
         if kind in ("and", "and_then"):
             left, right = (self.stop(condition.get_op_arg(k), name) for k in (0, 1))
@@ -143,5 +143,5 @@ class _Walk:
 
 
 def _get_isl_enum_name(kind: object) -> str:
-    """The name of a member of isl's enumerations, some of which have an underscore to keep them from Python's words."""
+    """The name of a member of an isl enumeration, without the underscore that avoids Python keywords."""
     return str(kind).rpartition(".")[2].rstrip("_")

@@ -1,4 +1,4 @@
-"""Quasi-affine functions and sets of isl as expressions of the loop program."""
+"""Convert quasi-affine functions and sets of isl to expressions of the loop program."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS
 
 
 def launch_identifiers(launch: Launch) -> dict[str, Expr]:
-    """The expressions of a tree's parameters; parameters with a single value are 0."""
+    """The expressions of the parameters for blocks and threads; those with a single value are 0."""
     names = zip((*BLOCK_IDS, *THREAD_IDS), (*BLOCK, *THREAD), (*launch.grid, *launch.block), strict=True)
     return {p: build.var(name) if count > 1 else build.const(0) for p, name, count in names}
 
 
 @dataclass(frozen=True, slots=True)
 class IslExprBuilder:
-    """The expressions of a space's dimensions and parameters in the loop program."""
+    """Builds expressions from functions and sets on a space, given those of its dimensions and parameters."""
 
     dimensions: Sequence[Expr]
     parameters: Mapping[str, Expr]
@@ -31,7 +31,7 @@ class IslExprBuilder:
         return build.div(self._numerator(aff), aff.get_denominator_val().to_python())
 
     def holds(self, condition: isl.Set) -> Expr:
-        """Whether the point lies in a set. Raises CannotLower if that takes a search."""
+        """The condition that the point is in a set. Raises CannotLower if testing that needs a search."""
         holds: Expr = build.FALSE
         for part in condition.compute_divs().get_basic_sets():
             holds = build.logical_or(holds, self._convert_piece(part))
@@ -44,7 +44,7 @@ class IslExprBuilder:
         return holds
 
     def _convert_constraint(self, constraint: isl.Constraint) -> Expr:
-        """Terms with a minus go to the other side: people and compilers read `x < 5` more easily than `4 - x >= 0`."""
+        """The condition of a constraint, with negative terms on the other side: `x < 5` rather than `4 - x >= 0`."""
         aff = constraint.get_aff()
         left, right = self._sum(aff, -1), self._sum(aff, 1)
         if constraint.is_equality():
@@ -53,11 +53,11 @@ class IslExprBuilder:
         return build.le(left, right) if constant is None else build.lt(left, constant + 1)
 
     def _numerator(self, aff: isl.Aff) -> Expr:
-        """The function times its denominator."""
+        """The value of the function times its denominator."""
         return build.sub(self._sum(aff, 1), self._sum(aff, -1))
 
     def _sum(self, aff: isl.Aff, sign: int) -> Expr:
-        """The sum of the terms and the constant of that sign, without it, times the denominator."""
+        """The sum of the absolute values of the terms with this sign, including the constant, times the denominator."""
         scale = aff.get_denominator_val()
         total: Expr | None = None
         for kind, k, factor in _list_nonzero_terms(aff):
@@ -88,7 +88,7 @@ def _list_nonzero_terms(aff: isl.Aff) -> list[tuple[isl.dim_type, int, isl.Val]]
 
 
 def _get_floor_argument(aff: isl.Aff, k: int) -> isl.Aff:
-    """The rational function whose floor is local variable `k` of `aff`."""
+    """The rational function whose floor is the local variable `k` of `aff`; CannotLower if it has no formula."""
     found = aff.get_div(k)
     if found.is_nan():
         raise CannotLower("a set whose membership takes a search")

@@ -1,4 +1,4 @@
-"""One kernel: its schedule tree with copies, generated as a loop program."""
+"""Lower one kernel: build its schedule tree, insert promotion copies, and generate its loop program."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from .isl_to_expr import launch_identifiers
 from .statements import StatementLowering, sum_register
 
 COPY, ACROSS_THREADS = "copy", "sum across threads"
-"""Roles of stores: copies to and from shared memory or registers; combining values of threads."""
+"""Roles of stores: copies to and from shared memory or registers; combining values across threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLowering:
-    """The context for emitting one kernel."""
+    """Lowers one kernel."""
 
     scop: Scop
     plan: KernelPlan
@@ -56,7 +56,7 @@ class KernelLowering:
     target: GpuTarget
 
     def kernel(self, name: str) -> tuple[Kernel, frozenset[str]]:
-        """The kernel, and the tensors that need no memory because it keeps them in shared memory or registers."""
+        """The kernel, and the tensors that need no global memory because shared memory or registers hold them."""
         views: dict[str, BufferView[int]] = {t.name: private_view(t.name, t.dtype) for t in self.registers}
         sums = {
             u.node.name: sum_register(u, self.scop.function.tensor(u.statement.target))
@@ -106,7 +106,7 @@ class KernelLowering:
     def promotion(
         self, mapped: Tree, elsewhere: Collection[str], shared: Sequence[Buffer]
     ) -> tuple[isl.Schedule, Promotion]:
-        """The tree with copies to shared memory and registers, and the promotions of these."""
+        """The schedule with copies to shared memory and registers, and the promotions that they implement."""
         tensors = {n: b for n, b in self.buffers.items() if n not in elsewhere}
         units = self.plan.units
         alone = without_collectives(mapped)
@@ -118,7 +118,7 @@ class KernelLowering:
     def with_double_buffers(
         self, body: ir.Stmt, promotion: Promotion, shared: Sequence[Buffer]
     ) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
-        """The body with the next tile copied while the present one is used, if requested and if it fits."""
+        """The body and its buffers with double buffering, if it is requested and fits into shared memory."""
         options = self.plan.options
         if not (options.double_buffer and self.target.async_copies):
             return body, promotion.buffers
@@ -128,10 +128,10 @@ class KernelLowering:
         return double_buffer(body, promotion.buffers, room)
 
     def choose_resident_blocks(self, promotion: Promotion) -> int:
-        """Blocks that should be resident at once: if a thread needs many registers, as many as leave it few more.
+        """The minimum of resident blocks, which limits the registers per thread to few more than needed.
 
-        Otherwise CUDA's compiler would use more registers than two blocks have, to move loads ahead. It also would for
-        the largest blocks that need few: two of those keep memory busier than one.
+        Without a limit, CUDA's compiler uses more registers than two resident blocks have, to hoist loads. Blocks of
+        the largest size with few registers are limited, too: two of them keep memory busier than one.
         """
         threads = prod(self.plan.launch.block)
         words = sum(prod(b.shape) * b.type.dtype.size // 4 for b in promotion.buffers if b.space is Space.REGISTER)
@@ -140,7 +140,7 @@ class KernelLowering:
         return max(1, self.target.registers_per_sm // GPU_RESIDENCY_REGISTERS // threads)
 
     def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
-        """The collective operations of cooperative leaves, by name, and their shared arrays."""
+        """The collective statements (barriers, and the steps of cooperative reductions) by name, and shared arrays."""
         meanings: dict[str, ir.Stmt] = {
             f"{b}{k}": with_origin(ir.Invoke(b, (), ()), statements_of(self.plan.group.nodes), BARRIER)
             for b in (BARRIER, WARP_BARRIER)
@@ -163,7 +163,7 @@ class KernelLowering:
 
 
 def collective_names(levels: Sequence[SyncLevel]) -> tuple[str, ...]:
-    """The collectives before the leaves of a kernel."""
+    """For each leaf, the name of the barrier before it; empty for none."""
     kinds = {SyncLevel.NONE: "", SyncLevel.WARP: WARP_BARRIER, SyncLevel.BLOCK: BARRIER}
     return tuple(f"{kinds[level]}{k}" if level else "" for k, level in enumerate(levels))
 

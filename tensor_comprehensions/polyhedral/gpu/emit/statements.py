@@ -1,4 +1,4 @@
-"""The instances of a unit as statements of the loop program."""
+"""Lower instances of units to statements of the loop program."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..plan.statement_phases import Phase, Unit
 
 @dataclass(frozen=True, slots=True)
 class StatementLowering:
-    """Where tensors are kept, and the registers in which threads combine terms, by the name of their node."""
+    """Lowers units. buffers: where each tensor is stored. sums: registers for a thread's partial sums, by node name."""
 
     buffers: Mapping[str, Buffer | BufferView[int]]
     sums: Mapping[str, Buffer]
 
     def statement(self, unit: Unit, indices: Sequence[ir.Expr], further: Mapping[str, ir.Expr]) -> ir.Stmt:
-        """The statement of `unit` at the instance with these values of its indices, and of `further` ones by name."""
+        """The statement of `unit` for given values of its indices, and of `further` indices by name."""
         scope = LoweringScope(
             {**{i.name: e for i, e in zip(unit.indices, indices, strict=True)}, **further}, self.buffers
         )
@@ -52,10 +52,10 @@ def _stored_value(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | Non
     """The value to store, and the operator of the store."""
     if s.reduction is None or not s.initialize:
         return value, s.reduction
-    dtype = value.type.dtype  # one term: combine it with the neutral element
+    dtype = value.type.dtype  # a single term, combined with the neutral element
     return build.binary(build.combiner(s.reduction, dtype), build.neutral(s.reduction, dtype), value), None
 
 
 def sum_register(unit: Unit, tensor: Tensor) -> Buffer:
-    """Where a thread combines its terms of `unit`."""
+    """The register in which a thread combines its terms of `unit`."""
     return Buffer(internal_name(unit.node.name, "sum"), Type(tensor.dtype), (), (), Space.REGISTER)

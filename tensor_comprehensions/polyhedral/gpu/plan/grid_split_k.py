@@ -1,8 +1,8 @@
-"""Split-K: long sums with few results, split into parts with their own blocks; a second kernel adds the parts.
+"""Split-K on the grid: split long sums with few results into parts with their own blocks; a second kernel adds them.
 
 A block has a tile of the result, so a product of 32 x 65536 and 65536 x 32 keeps only four multiprocessors busy. With
 split-K, each tile of each part has its own block. That costs a launch, and memory traffic for the parts; for long sums
-it is less than the cost of idle multiprocessors. The mapper's time model decides, for products and for plain sums
+it is less than the cost of idle multiprocessors. The cost model of the mapping decides, for products and for plain sums
 alike: it compares the unsplit sum with numbers of parts from two up to two blocks of the least tile per multiprocessor.
 So the parts fill the multiprocessors about once or twice, have enough terms to hide the memory latency, and are small
 compared to the operands.
@@ -34,7 +34,7 @@ from .mapping_heuristics import group_cycles
 
 
 def split_grid_reductions(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> BoundFunction:
-    """`function` with the reductions in two stages for which that pays, or that `options` ask for."""
+    """`function` with reductions in two stages, where that pays by the cost model or as `options` request."""
     if options is None:
         why = "processors would idle: both kernels together are expected to take less than three quarters of the time"
         return in_two_stages(function, lambda s: _choose_split_point(function, s, target), why)
@@ -43,7 +43,7 @@ def split_grid_reductions(function: BoundFunction, options: MappingOptions | Non
 
 
 def _requested_split(s: BoundStatement, parts: int, target: GpuTarget) -> SplitPoint | None:
-    """The outermost index that is long enough for this many parts, if threads would be idle otherwise."""
+    """The split of the outermost index that is long enough for `parts` parts; None if that is not worthwhile."""
     if parts == 1 or not _has_few_results(s, target):
         return None
     terms = prod(i.extent for i in s.reduction_indices)
@@ -59,7 +59,7 @@ def _has_few_results(s: BoundStatement, target: GpuTarget) -> bool:
 
 
 def _choose_split_point(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> SplitPoint | None:
-    """The cut after which all is done first; None if that is hardly sooner than without."""
+    """The fastest split by the cost model (of ties, one with many parts); None if the gain is too small."""
     if not _has_few_results(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * GPU_MIN_PART_TERMS:
         return None
     launch = GPU_LAUNCH_SECONDS * target.clock
@@ -72,7 +72,7 @@ def _choose_split_point(function: BoundFunction, s: BoundStatement, target: GpuT
 
 
 def _list_split_points(s: BoundStatement, target: GpuTarget) -> Iterator[SplitPoint]:
-    """Numbers of parts from many to few, each about half of the one before."""
+    """Candidate splits for each index, with numbers of parts from many to few, each about half of the last."""
     terms = prod(i.extent for i in s.reduction_indices)
     for index in s.reduction_indices:
         most = min(GPU_MAX_SPLIT_BLOCKS_PER_SM * target.num_sms, index.extent, terms // GPU_MIN_PART_TERMS)
@@ -81,7 +81,7 @@ def _list_split_points(s: BoundStatement, target: GpuTarget) -> Iterator[SplitPo
 
 
 def _choose_even_parts(extent: int, most: int) -> int:
-    """A number of parts, not much smaller than `most`, that leaves few terms over and whose parts start at vectors."""
+    """A number of parts above `most` / 2 with few terms left over, whose parts start at aligned vectors if possible."""
 
     def cost(n: int) -> tuple[bool, bool, int, int]:
         chunk, rest = divmod(extent, n)
@@ -91,8 +91,8 @@ def _choose_even_parts(extent: int, most: int) -> int:
 
 
 def _two_stage_cycles(function: BoundFunction, s: BoundStatement, cut: SplitPoint, target: GpuTarget) -> float:
-    """Cycles of `s` in parts, of writing these to memory, and of adding them up."""
-    with close_book():  # a price, not a choice
+    """The predicted cycles of computing the parts of `s`, writing them to memory, and adding them up."""
+    with close_book():  # only an estimate: do not record decisions
         whole = in_two_stages(replace(function, statements=(s,)), lambda _: cut)
     part = whole.tensors[-1]
     written = part.size * part.dtype.size * target.clock / target.bandwidth

@@ -1,8 +1,8 @@
-"""From a group of nodes to the schedule tree of one kernel: tiles, blocks, threads, and sequential loops.
+"""Map a fusion group to the schedule tree of one kernel: tiles, blocks, threads and sequential loops.
 
-The rows that the nodes of a group share are tiled; the blocks of the grid share the tile loops. Inside a tile the
-leaves run one after another, each with its innermost parallel dimensions on the threads of the block. Tile and
-point loops are functions of one row, `floor(row / size)` and `row mod size`, so that every loop starts at 0.
+The rows that the nodes of a group share are tiled, and tiles are distributed over the blocks of the grid. Inside a
+tile, the leaves run one after another, each with its innermost parallel dimensions on the threads of the block. Tile
+and point loops are the functions `floor(row / size)` and `row mod size` of a row, so that every loop starts at 0.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ from ..tree.schedule_tree import Empty as End
 from .statement_phases import Phase, Unit, units_of
 
 TILE, ELEMENTS, SHARED, WRITTEN_OUT = "tile", "elements", "shared", "registers"
-"""The marks of a tree. Below the loops over tiles that all leaves share; below those over tiles of elements of a leaf;
-below all loops over tiles of a leaf; above innermost loops that are written out, so that they may index registers."""
+"""The marks of a tree, outermost first: below the block-tile loops, which all leaves share; below a leaf's loops over
+tiles of parallel dimensions; below all its tile loops; above innermost loops to unroll, so that they may index
+registers."""
 SHARED_DEPTH, PRIVATE_DEPTH = "shared depth", "private depth"
-"""The marks at the depths that options give."""
+"""The marks at the depths that `MappingOptions` request."""
 
 Child = tuple[tuple[Unit, ...], Tree]
 
 
 @dataclass(frozen=True, slots=True)
 class MappedDim:
-    """A dimension of a leaf inside the tiles of rows: values from 0 to `extent`, in tiles of `tile`.
+    """A dimension of a leaf inside the tiles of rows: values from 0 up to `extent`, in tiles of `tile`.
 
-    threads: the number of threads that share it, 1 for a loop; each takes `vector` neighbors at a time.
+    identifier: the thread dimension that it is mapped to, or None. threads: the number of threads along it; each
+    takes `vector` consecutive values at a time.
     """
 
     dim: NestDim
@@ -64,22 +66,26 @@ class MappedDim:
 
     @property
     def trips(self) -> int:
-        """Iterations of the loop that is left of the points of a tile."""
+        """The iterations of the loop over the points of a tile that each thread runs."""
         return -(-self.tile // (self.threads * self.vector))
 
 
 @dataclass(frozen=True, slots=True)
 class NestPlan:
-    """A leaf and the order and mapping of its dimensions: parallel ones first, as in the text, then the others."""
+    """A leaf with the order and mapping of its dimensions.
+
+    parallel: the parallel ones, in the order of the text. inner: the others. cooperative: whether threads share the
+    terms of a reduction.
+    """
 
     leaf: LoopNest
     parallel: tuple[MappedDim, ...]
     inner: tuple[MappedDim, ...]
     cooperative: bool
     register_tiled: bool = False
-    """Whether a thread keeps several elements in registers while it walks the reduced dimensions once for all."""
+    """Whether a thread keeps several elements in registers during a single pass over the reduced dimensions."""
     unrolled: bool = False
-    """Whether the loops of a thread are unrolled, so that it finds the results of a blocked leaf in registers."""
+    """Whether a thread's loops are unrolled, so that it can read results of a register-tiled leaf from registers."""
 
     @property
     def axes(self) -> tuple[MappedDim, ...]:
@@ -91,7 +97,7 @@ class NestPlan:
 
     @property
     def reduced_over(self) -> frozenset[int]:
-        """The thread identifiers along which terms of one element are."""
+        """The thread dimensions along which threads share the terms of one element."""
         return frozenset(a.identifier for a in self.inner if a.identifier is not None)
 
     def part(self, *parts: Phase) -> tuple[Unit, ...]:
@@ -100,7 +106,7 @@ class NestPlan:
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """One kernel: the group, the tiles of its rows, the blocks that walk them, and its leaves."""
+    """The mapping of one kernel. sizes: the tile size of each row. blocks: the grid, which iterates over the tiles."""
 
     group: FusionGroup
     sizes: tuple[int, ...]
@@ -119,21 +125,21 @@ class KernelPlan:
 
     @property
     def repeats(self) -> bool:
-        """Whether a block walks several tiles."""
+        """Whether a block runs several tiles."""
         walked = [*self.blocks, *(1 for _ in self.tiles[len(self.blocks) :])]
         return any(n > b for n, b in zip(self.tiles, walked, strict=True))
 
     def row(self, k: int, unit: Unit) -> str:
-        """The value of row `k`, counted from 0."""
+        """The value of row `k` for `unit`, counted from 0, in isl's notation (as in the methods below)."""
         index, shift = self.group.rows[k].index_and_shift(unit.node)
         return f"{isl_name(index)} + {shift - self.group.rows[k].lower}"
 
     def tile(self, k: int, unit: Unit) -> str:
-        """The number of the tile of row `k`."""
+        """The index of the tile along row `k`."""
         return f"floor(({self.row(k, unit)})/{self.sizes[k]})" if self.tiles[k] > 1 else "0"
 
     def value(self, axis: MappedDim, unit: Unit) -> str:
-        """The position along `axis` inside the tiles of rows; 0 for a unit that does not walk it."""
+        """The position along `axis` inside the tiles of rows; 0 for a unit without that index."""
         if axis.dim.row is not None:
             k = axis.dim.row
             value = self.row(k, unit)
@@ -143,13 +149,13 @@ class KernelPlan:
         return f"{isl_name(name)} - {index.lower}" if index is not None else "0"
 
     def point(self, axis: MappedDim, unit: Unit) -> str:
-        """The position inside the tile of `axis`."""
+        """The position along `axis` inside its tile."""
         value = self.value(axis, unit)
         return value if axis.tiles == 1 else f"({value}) mod {axis.tile}"
 
 
 def plan_kernel(scop: Scop, group: FusionGroup, options: MappingOptions) -> KernelPlan:
-    """How `group` is tiled and mapped."""
+    """The tiling and mapping of `group` by `options`."""
     given = (*options.tile, *(0 for _ in group.rows))
     sizes = tuple(min(size or row.extent, row.extent) for size, row in zip(given, group.rows, strict=False))
     blocks = tuple(
@@ -188,7 +194,7 @@ def _leaf_plan(
 
 
 def _unroll_short_pointwise_nests(plans: tuple[NestPlan, ...]) -> tuple[NestPlan, ...]:
-    """`plans` with short pointwise leaves beside a blocked one written out."""
+    """`plans` with short pointwise leaves unrolled if another leaf is register-tiled."""
     if not any(p.register_tiled for p in plans):
         return plans
     return tuple(
@@ -198,13 +204,13 @@ def _unroll_short_pointwise_nests(plans: tuple[NestPlan, ...]) -> tuple[NestPlan
 
 
 def _fits_registers_in_one_tile(parallel: Sequence[MappedDim]) -> bool:
-    """Whether the elements of a thread are few enough for registers, and all of one tile."""
+    """Whether the elements of a thread are few enough for registers, and in a single tile."""
     few = prod(a.trips * a.vector for a in parallel) <= GPU_MAX_INNER_ELEMENTS // 2
     return few and all(a.tiles == 1 for a in parallel)
 
 
 def _can_register_tile(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Sequence[MappedDim]) -> bool:
-    """Whether a thread has several elements of one reduction, or several neighboring terms, and registers for them."""
+    """Whether `leaf` only reduces, and a thread has several elements or neighboring terms that fit into registers."""
     reduces = all(s.reduction and s.reduction_indices for n in leaf.nodes for s in n.statements)
     terms = [a for a in inner if a.dim.kind is DimKind.REDUCTION]
     elements = prod(a.trips * a.vector for a in parallel)
@@ -216,7 +222,7 @@ def _can_register_tile(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Seq
 def _make_mapped_dims(
     group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: MappingOptions
 ) -> list[MappedDim]:
-    """The dimensions of a leaf; those that are not rows take the remaining tile sizes."""
+    """The unmapped dimensions of a leaf; those that are not rows get the tile sizes that remain in `options`."""
     rest = iter(options.tile[len(group.rows) :])
     ordered = any(d.kind is DimKind.SERIAL for d in leaf.dims)
     axes = []
@@ -231,7 +237,7 @@ def _make_mapped_dims(
 
 
 def _map_to_threads(axis: MappedDim, identifier: int, options: MappingOptions, *, cooperative: bool) -> MappedDim:
-    """The axis on the threads of an identifier; where they share a reduction only its terms are taken in vectors."""
+    """`axis` mapped to the thread dimension `identifier`; in a cooperative leaf, only reduced axes have vectors."""
     threads = options.threads[identifier]
     reduced = axis.dim.kind is DimKind.REDUCTION
     whole = identifier == 0 and axis.tile % (options.vector_width * threads) == 0
@@ -247,9 +253,9 @@ def _choose_cooperative_dims(
     inner: Sequence[MappedDim],
     options: MappingOptions,
 ) -> list[tuple[int, MappedDim]] | None:
-    """The dimensions that threads walk if they share the terms of a reduction, or None if they do not.
+    """The dimensions to map if threads share the terms of a reduction, as (thread dimension, axis); else None.
 
-    They do if the free dimensions alone leave threads idle, or would read uncoalesced. x goes along the contiguous
+    They share if the free dimensions alone would leave threads idle, or read uncoalesced. x is mapped to the contiguous
     dimension.
     """
     reductions = [a for a in reversed(inner) if a.dim.kind is DimKind.REDUCTION and a.extent > 1]
@@ -270,7 +276,7 @@ def _choose_cooperative_dims(
 
 
 def transactions_per_read(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> float:
-    """How much memory traffic neighbors along `dim` cause, per read: 1 if they read neighbors."""
+    """The relative memory traffic, summed over reads, of threads along `dim`: 1 for a coalesced read."""
     costs = {0: 0.25, 1: 1.0}
     return sum(
         8.0 if (step := access_stride(function, a, dim.index(n))) is None else costs.get(step, 8.0)
@@ -283,7 +289,7 @@ def transactions_per_read(function: BoundFunction, leaf: LoopNest, dim: NestDim)
 
 
 def kernel_tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
-    """The schedule tree of a kernel. barriers: the name of the collective before each leaf, empty for none."""
+    """The schedule tree of a kernel. barriers: for each leaf, the name of the barrier before it; empty for none."""
     units = plan.units
     rows = range(len(plan.group.rows))
     members = tuple(
@@ -320,7 +326,7 @@ def _format_tile_label(plan: KernelPlan, k: int) -> str:
 
 
 def _format_loop_domain(plan: KernelPlan, inner: Sequence[int]) -> str:
-    """The values of the loops around a place: those over tiles, then inner ones with these numbers of iterations."""
+    """The values of the loops around a collective, as isl text: tile loops, then loops with `inner` iterations."""
     counts = (*plan.tiles, *inner)
     conditions = [f"0 <= c{k} < {n}" for k, n in enumerate(counts)]
     conditions += [f"c{k} mod {count} = {BLOCK_IDS[k]}" for k, count in enumerate(plan.blocks)]
@@ -344,7 +350,7 @@ def _make_leaf_subtrees(plan: KernelPlan, number: int, leaf: NestPlan) -> list[C
 
 
 def _terms_by_tiles(plan: KernelPlan, leaf: NestPlan, cleared: Tree | None, points: Tree) -> Tree:
-    """For each tile of the parallel axes elements are `cleared`, then come the tiles of the others, with `points`."""
+    """Loops over tiles of parallel axes; in each, `cleared` initializes, then loops over other tiles run `points`."""
     starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.WHOLE, Phase.UPDATE)
     parallel, inner = ([a for a in axes if a.tiles > 1] for axes in (leaf.parallel, leaf.inner))
     children: list[Child | Collective] = [(rest, Band(_tile_members(plan, rest, inner), rest, Mark(SHARED, points)))]
@@ -356,14 +362,14 @@ def _terms_by_tiles(plan: KernelPlan, leaf: NestPlan, cleared: Tree | None, poin
 
 
 def thread_values(plan: KernelPlan, leaf: NestPlan, unit: Unit) -> tuple[str, str, str]:
-    """The identifiers of the thread that runs an instance of `unit`."""
+    """The (x, y, z) of the thread that runs an instance of `unit`, in isl's notation."""
     by_identifier = {a.identifier: a for a in leaf.axes}
     x, y, z = (_format_thread_index(plan, by_identifier[k], unit) if k in by_identifier else "0" for k in range(3))
     return x, y, z
 
 
 def map_to_threads(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan, child: Tree) -> Tree:
-    """`child` on the threads that walk the mapped axes; a thread identifier without an axis is 0."""
+    """`child` mapped to the threads of the mapped axes; other thread dimensions are restricted to 0."""
     by_identifier = {a.identifier: a for a in leaf.axes}
     values = []
     for k, count in enumerate(plan.launch.block):
@@ -387,12 +393,12 @@ def _format_thread_index(plan: KernelPlan, a: MappedDim, unit: Unit) -> str:
 def _make_point_loops(
     plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]
 ) -> tuple[MappedBandMember, ...]:
-    """The sequential loops over the points of `axes`."""
+    """The sequential loops over the points of `axes` that each thread runs."""
     return tuple(m for a in axes for m in (*_make_chunk_loop(plan, units, a), *_make_vector_loop(plan, units, a)))
 
 
 def _make_chunk_loop(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
-    """The loop over chunks that all threads take together, if there are several."""
+    """The loop over chunks of `threads * vector` points, if there are several."""
     if a.trips == 1:
         return ()
     step = a.threads * a.vector
@@ -402,7 +408,7 @@ def _make_chunk_loop(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) ->
 
 
 def _make_vector_loop(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
-    """The loop over the neighbors that a thread takes at a time."""
+    """The loop over the consecutive points of one vector, if any."""
     if a.vector == 1:
         return ()
     values = tuple((u.name, f"({plan.point(a, u)}) mod {a.vector}") for u in units)
@@ -410,7 +416,7 @@ def _make_vector_loop(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -
 
 
 def _make_thread_tree(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan) -> Tree:
-    """The loops of one thread: its points, the initialization of each element, then the terms combined into it."""
+    """The loops of one thread: over its points; in them the initialization of an element, then the loop over terms."""
     starts = tuple(u for u in units if u.phase is Phase.INIT)
     rest = tuple(u for u in units if u.phase is not Phase.INIT)
     serial = [a for a in leaf.inner if a.dim.kind is DimKind.SERIAL]
@@ -427,7 +433,7 @@ def _make_thread_tree(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan)
 
 
 def _by_lanes(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim], body: Tree) -> Tree:
-    """`body` for the points of `axes`: neighbors innermost and written out, to be read and written as vectors."""
+    """`body` in loops over the points of `axes`, with vectors innermost and unrolled for vector loads and stores."""
     lanes = tuple(m for a in axes for m in _make_vector_loop(plan, units, a))
     if lanes:
         body = Mark(WRITTEN_OUT, Band(lanes, units, body))
@@ -435,9 +441,9 @@ def _by_lanes(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDi
 
 
 def _register_tiled(plan: KernelPlan, leaf: NestPlan) -> Tree:
-    """A reduction whose elements threads keep in registers, several each: the loops over them are innermost.
+    """A reduction in which each thread keeps several elements in registers: the loops over elements are innermost.
 
-    The loops over terms take a few at a time, so that operands are loaded in vectors.
+    The loops over terms take a few at a time, so that operands can be loaded as vectors.
     """
     starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.UPDATE)
     outer, inner = _reduction_loops(plan, rest, leaf.inner)
@@ -453,7 +459,7 @@ def _register_tiled(plan: KernelPlan, leaf: NestPlan) -> Tree:
 def _reduction_loops(
     plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]
 ) -> tuple[tuple[MappedBandMember, ...], tuple[MappedBandMember, ...]]:
-    """The loops over the points of reduced `axes`, and those over a few neighbors along the last of them."""
+    """The outer loops over the points of reduced `axes`, and the inner loop over a few neighbors along the last."""
     *rest, last = axes
     if last.tile % GPU_NEIGHBOR_TERMS:
         return _make_point_loops(plan, units, axes), ()
@@ -487,9 +493,9 @@ def _in_order(units: Sequence[Unit]) -> Tree:
 
 
 def _cooperative_tree(plan: KernelPlan, number: int, leaf: NestPlan) -> Tree:
-    """Registers are cleared, every thread combines its terms, all threads combine theirs, one of them stores.
+    """A cooperative reduction: clear registers, combine terms in each thread, then across threads; one thread stores.
 
-    The loops around this are the same for all threads, so that all of them come to the collectives.
+    The enclosing loops are the same for all threads, so that all of them reach the collectives.
     """
     units = leaf.units
     terms, finish = leaf.part(Phase.PARTIAL, Phase.WHOLE), leaf.part(Phase.FINAL)

@@ -1,8 +1,8 @@
-"""The default mapping, kernel by kernel, from sizes and the target.
+"""The default mapping of each kernel, chosen from sizes and the target.
 
-There are three kinds of kernels. A contraction reuses its operands: square tiles in shared memory and registers, as
-large as leaves a tile for every multiprocessor. A row reduction has a warp or a block per row, or strips of columns.
-Every other kernel has a thread per element, along the contiguous dimension.
+There are three kinds of kernels. A contraction reuses its operands: it gets square tiles in shared memory and
+registers, as large as a tile for every multiprocessor allows. A reduction gets a warp or a block per row, or strips of
+columns. Every other kernel gets a thread per element, along the contiguous dimension.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .vector_width import vector_width_along
 class GroupShape:
     """The sizes of a group that matter to the mapping.
 
-    rows: extents of the shared rows. leaf: the one with most work. inner: most elements that one point of the rows has
-    in a leaf. reduced: terms of an element in `leaf`.
+    rows: the extents of the shared rows. leaf: the leaf with most work. inner: the largest number of iterations that a
+    leaf has per point of the rows. reduced: the number of terms per element in `leaf`.
     """
 
     group: FusionGroup
@@ -58,7 +58,7 @@ class GroupShape:
 def object_to_fusion(
     scop: Scop, target: GpuTarget, before: FusionGroup, alone: FusionGroup, joined: FusionGroup
 ) -> FusionObjection | None:
-    """The objection to fusing, if any: too little parallelism remains, or too much is read again.
+    """The objection to fusing, if any: too little parallelism would remain, or too much would be read repeatedly.
 
     A sum that is split for parallelism is never fused with the statement that adds its parts.
     """
@@ -85,7 +85,7 @@ def object_to_fusion(
 
 
 def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool:
-    """Whether groups have so little work that a launch matters, and no tiles in shared memory."""
+    """Whether `groups` have so little work that launches dominate, and contain no contraction."""
     shapes = [_make_group_shape(scop, g) for g in groups]
     work = sum(shape.points * max(1, shape.inner) for shape in shapes)
     return work <= GPU_LIGHT_BLOCK_ELEMENTS * target.num_sms and not any(
@@ -94,7 +94,7 @@ def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool
 
 
 def _reread_bytes(scop: Scop, group: FusionGroup) -> int:
-    """Bytes that points of the rows read in common, once for each of them."""
+    """The bytes of tensors that several points of the rows read, counted once for each reading point."""
     total = 0
     for node in group.nodes:
         places = [row.index_and_shift(node)[0] for row in group.rows]
@@ -107,12 +107,12 @@ def _reread_bytes(scop: Scop, group: FusionGroup) -> int:
 
 
 def next_power_of_two(n: int) -> int:
-    """The least power of two that is not less than `n`."""
+    """The smallest power of two that is at least `n`."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def choose_mapping(scop: Scop, group: FusionGroup, target: GpuTarget) -> MappingOptions:
-    """The mapping of one group."""
+    """The default mapping of one group; records it as a decision."""
     options, cycles = _choose_mapping(scop, _make_group_shape(scop, group), target)
     if is_recording():
         _record_mapping(scop, group, options, cycles, target)
@@ -120,7 +120,7 @@ def choose_mapping(scop: Scop, group: FusionGroup, target: GpuTarget) -> Mapping
 
 
 def _describe_mapping(options: MappingOptions) -> str:
-    """The sizes and the features of a mapping, in words."""
+    """The sizes and features of a mapping, for display."""
     sizes = (("tiles", options.tile), ("threads", options.threads))
     parts = [f"{name} {' x '.join(map(str, values))}" for name, values in sizes if values]
     parts += [f"{options.unroll} iterations unrolled"] if options.unroll > 1 else []
@@ -130,7 +130,7 @@ def _describe_mapping(options: MappingOptions) -> str:
 
 
 def _record_mapping(scop: Scop, group: FusionGroup, options: MappingOptions, cycles: float, target: GpuTarget) -> None:
-    """Write down the mapping of a group, and the tiles that take longer."""
+    """Record the mapping of a group, and slower tiles as rivals."""
     shape = _make_group_shape(scop, group)
     sides = _find_contraction_sides(shape) if shape.reduced > GPU_SERIAL_TERMS else None
     rivals: tuple[Rival, ...] = ()
@@ -153,7 +153,7 @@ def _record_mapping(scop: Scop, group: FusionGroup, options: MappingOptions, cyc
 
 
 def group_cycles(scop: Scop, group: FusionGroup, target: GpuTarget) -> float:
-    """Cycles of a group under the mapping that is chosen for it, and no less than it takes to read its tensors."""
+    """The predicted cycles of a group with its default mapping, at least those of reading its tensors from memory."""
     names = dict.fromkeys(a.tensor for node in group.nodes for a in node.reads)
     moved = sum(t.size * t.dtype.size for t in map(scop.function.tensor, names))
     return max(
@@ -162,7 +162,7 @@ def group_cycles(scop: Scop, group: FusionGroup, target: GpuTarget) -> float:
 
 
 def _choose_mapping(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[MappingOptions, float]:
-    """The mapping of a group, and its cycles."""
+    """The mapping of a group, and its predicted cycles."""
     sides = _find_contraction_sides(shape) if shape.reduced > GPU_SERIAL_TERMS else None
     if sides is not None:
         cycles, square = _find_fastest_tile(scop, shape, sides, target)
@@ -179,7 +179,7 @@ def _choose_mapping(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[M
 
 
 def _streaming_cycles(scop: Scop, shape: GroupShape, options: MappingOptions, target: GpuTarget) -> float:
-    """Cycles where threads read terms as they need them: as fast as those on one processor together ask for them."""
+    """The predicted cycles if threads read terms directly from memory; loads in flight per multiprocessor limit it."""
     blocks = prod(-(-n // size) for n, size in zip(shape.rows, options.tile, strict=False) if size)
     each, threads = -(-blocks // target.num_sms), prod(options.threads)
     together = min(each, max(1, target.threads_per_sm // threads), target.blocks_per_sm)
@@ -188,7 +188,7 @@ def _streaming_cycles(scop: Scop, shape: GroupShape, options: MappingOptions, ta
 
 
 def heaviest_group(scop: Scop, groups: tuple[FusionGroup, ...]) -> FusionGroup:
-    """The group with most work."""
+    """The group with the most operations."""
     return max(groups, key=lambda g: sum(_count_leaf_operations(scop, leaf) for leaf in _make_group_nests(scop, g)))
 
 
@@ -212,7 +212,7 @@ def _make_group_shape(scop: Scop, group: FusionGroup) -> GroupShape:
 
 
 def _map_pointwise(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
-    """A thread per point of the rows, x along the last of them; squares where reads lie along another row."""
+    """A thread per point of the rows, x along the last row; square tiles if reads are contiguous along another row."""
     turned = _find_transposed_read_row(scop, shape)
     if turned is not None:
         sizes = tuple(32 if k in (turned, len(shape.rows) - 1) else 1 for k in range(len(shape.rows)))
@@ -253,7 +253,7 @@ def _map_pointwise(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingO
 
 
 def _choose_vector_width(scop: Scop, shape: GroupShape, target: GpuTarget) -> int:
-    """The elements along the last row that a thread takes, if enough threads remain."""
+    """The elements along the last row that a thread takes as a vector; 1 if otherwise too few threads would remain."""
     last = len(shape.rows) - 1
     places = [(leaf, d) for leaf in _make_group_nests(scop, shape.group) for d in leaf.dims if d.row == last]
     found = vector_width_along(scop, places) if shape.inner == 1 else 1
@@ -261,7 +261,7 @@ def _choose_vector_width(scop: Scop, shape: GroupShape, target: GpuTarget) -> in
 
 
 def _find_transposed_read_row(scop: Scop, shape: GroupShape) -> int | None:
-    """The row along which a read of the heaviest leaf is contiguous that is not along the last one."""
+    """The row along which a read of the heaviest leaf is contiguous that is strided along the last row, or None."""
     if len(shape.rows) < 2 or min(shape.rows[-1], max(shape.rows[:-1])) < 16:
         return None
     dims = {d.row: d for d in shape.leaf.dims if d.row is not None}
@@ -277,7 +277,7 @@ def _find_transposed_read_row(scop: Scop, shape: GroupShape) -> int | None:
 
 
 def _limit_threads(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]:
-    """At most as many threads along each axis as the target has."""
+    """`threads` limited to the target's maximum along each axis."""
     return tuple(min(n, most) for n, most in zip(threads, target.block, strict=False)) or (1,)
 
 
@@ -285,7 +285,7 @@ def _limit_threads(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]
 
 
 def _map_row_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
-    """As many threads per point of the rows as it has work for, and several points in a block if that is little."""
+    """As many threads per point of the rows as have work; several points per block if that is few."""
     inner = shape.inner
     plenty = shape.points >= 16 * target.num_sms
     found = [(leaf, [d for d in leaf.dims if d.row is None]) for leaf in _make_group_nests(scop, shape.group)]
@@ -295,7 +295,7 @@ def _map_row_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> Mapp
     else:
         along = min(1024, max(32, next_power_of_two(inner // (max(8, 4 * vector) if plenty else 4))))
     beside = prod(d.extent for d in shape.leaf.dims if d.row is None and d.kind is DimKind.PARALLEL)
-    if shape.reduced > 1 and beside > 1:  # many sums at each point of the rows: a warp for each
+    if shape.reduced > 1 and beside > 1:  # several sums per point of the rows: up to a warp for each
         along = min(32, next_power_of_two(shape.reduced))
         threads = (along, min(next_power_of_two(beside), 2 * GPU_BLOCK_THREADS // along))
         return _map_cooperative_reduction(shape, 1, threads, vector, target)
@@ -306,7 +306,7 @@ def _map_row_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> Mapp
 def _map_cooperative_reduction(
     shape: GroupShape, last: int, threads: tuple[int, ...], vector: int, target: GpuTarget
 ) -> MappingOptions:
-    """One point of the rows for a block, `last` along the last of them; neighbors in vectors."""
+    """Cooperative reductions: a block has one point of the rows, but `last` along the last row."""
     return MappingOptions(
         tile=(*(1 for _ in shape.rows[:-1]), last) if shape.rows else (0,),
         threads=_limit_threads(threads, target),
@@ -322,7 +322,7 @@ def _map_cooperative_reduction(
 
 
 def _column_reduction(scop: Scop, shape: GroupShape) -> bool:
-    """Whether neighbors in memory are neighbors along the last row, while long sums run across."""
+    """Whether reads are contiguous along the last row, but strided along the long sums."""
     if shape.reduced <= GPU_SERIAL_TERMS or not shape.rows or shape.rows[-1] < 8:
         return False
     dims = [d for d in shape.leaf.dims if d.row == len(shape.rows) - 1]
@@ -332,7 +332,7 @@ def _column_reduction(scop: Scop, shape: GroupShape) -> bool:
 
 
 def _map_column_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
-    """Strips of columns; the terms of a column go to more threads, the fewer strips there are."""
+    """Strips of columns; the fewer strips there are, the more threads share the terms of a column."""
     width = min(32, next_power_of_two(shape.rows[-1]))
     strips = shape.points // width
     down = 1 if strips * width >= 4 * GPU_BLOCK_THREADS * target.num_sms else 8 if strips >= 4 * target.num_sms else 32
@@ -353,7 +353,7 @@ def _map_column_reduction(scop: Scop, shape: GroupShape, target: GpuTarget) -> M
 
 
 def _find_contraction_sides(shape: GroupShape) -> tuple[NestDim, NestDim] | None:
-    """Two rows of a contraction, the last and one before it, that each leave other reads of the heaviest leaf alone."""
+    """Two rows of a contraction, the last one and an earlier one, on which different reads do not depend; else None."""
     free = [d for d in shape.leaf.dims if d.kind is DimKind.PARALLEL and d.extent > 1]
     if len(shape.leaf.nodes) != 1 or len(free) < 2 or any(d.row is None for d in free):
         return None
@@ -368,7 +368,7 @@ def _find_contraction_sides(shape: GroupShape) -> tuple[NestDim, NestDim] | None
 
 
 def _reads_invariant_along(node: ScopStatement, dim: NestDim) -> frozenset[str]:
-    """The tensors whose element does not change along `dim`."""
+    """The tensors other than the target that `node` reads at elements that do not depend on `dim`."""
     name = dim.index(node)
     target = node.statements[0].target
     return frozenset(
@@ -383,8 +383,8 @@ def _reads_invariant_along(node: ScopStatement, dim: NestDim) -> frozenset[str]:
 class ContractionTile:
     """A tile of a contraction.
 
-    each: elements of a thread along its sides. depth: terms of a reduced dimension that are staged at once, with all
-    dimensions after it; outer: number of dimensions before it, taken one term at a time.
+    each: the elements of a thread along both sides. depth: the terms of a reduced dimension that are staged at once,
+    together with all later dimensions. outer: the number of earlier dimensions, which are taken one term at a time.
     """
 
     tile: tuple[int, int]
@@ -397,18 +397,18 @@ class ContractionTile:
         return self.tile[1] // self.each[1], self.tile[0] // self.each[0]
 
     def cycles(self, target: GpuTarget) -> float:
-        """The cycles for a term of a tile: by instructions, or by words that shared memory delivers to a warp."""
+        """The cycles per term of a tile, limited by instruction issue or by the bandwidth of shared memory."""
         warps = -(-prod(self.threads) // target.warp)
         issued = prod(self.each) + sum(self.each) / 4 + 1
         moved = self.each[0] / 4 + self.each[1] / 2
         return warps * max(issued * target.warp / target.float32_lanes, moved)
 
     def resident_blocks(self, target: GpuTarget) -> int:
-        """Blocks that a processor has registers for."""
+        """The blocks per multiprocessor that registers allow."""
         return max(1, target.registers_per_sm // (prod(self.threads) * (32 + prod(self.each) * 3 // 2)))
 
     def duration(self, blocks: int, steps: int, terms: int, target: GpuTarget) -> float:
-        """Cycles of all: blocks on a processor hide each other's waiting for the next `terms`, if they have enough."""
+        """The cycles of `blocks` blocks with `steps` steps of `terms` terms; resident blocks hide latency."""
         each = -(-blocks // target.num_sms)
         together = min(each, self.resident_blocks(target))
         return GPU_MEMORY_LATENCY_CYCLES + steps * each * max(
@@ -419,15 +419,15 @@ class ContractionTile:
 def _find_fastest_tile(
     scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], target: GpuTarget
 ) -> tuple[float, ContractionTile]:
-    """The tiles that are done first, and when; square but for short sides."""
+    """(cycles, tile) of the fastest tile; tiles are square except for short sides."""
     found = _rank_tiles(scop, shape, sides, target)
-    return min(reversed(found), key=lambda f: f[0])  # of equal ones, the one with most blocks
+    return min(reversed(found), key=lambda f: f[0])  # of equally fast tiles, the one with most blocks
 
 
 def _rank_tiles(
     scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], target: GpuTarget
 ) -> list[tuple[float, ContractionTile]]:
-    """All tiles that are looked at, each with when it is done."""
+    """All candidate tiles, each with its predicted cycles."""
     extents = [d.extent for d in sides]
     others = prod(r for k, r in enumerate(shape.rows) if k not in [d.row for d in sides])
     terms = [d.extent for d in shape.leaf.dims if d.row is None]
@@ -446,7 +446,7 @@ def _rank_tiles(
 def _make_contraction_options(
     scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], square: ContractionTile
 ) -> MappingOptions:
-    """Tiles in shared memory and registers, the next ones on their way meanwhile."""
+    """The mapping of a contraction with this tile: in shared memory and registers, double buffered."""
     sizes = {d.row: size for d, size in zip(sides, square.tile, strict=True) if d.row is not None}
     return MappingOptions(
         tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), *(1 for _ in range(square.outer)), square.depth),
@@ -469,7 +469,7 @@ def _deepen_tile(
     blocks: int,
     target: GpuTarget,
 ) -> ContractionTile:
-    """With as many terms staged at once as there is room for, or more where few blocks would wait for the next."""
+    """`square` with its depth limited by shared memory, or increased if there are too few blocks to hide latency."""
     sizes = {d.row: size for d, size in zip(sides, square.tile, strict=True) if d.row is not None}
     terms = [d.extent for d in shape.leaf.dims if d.row is None]
 
@@ -490,7 +490,7 @@ def _deepen_tile(
 
 
 def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
-    """Cycles where a warp sums the terms of an element alone: those of reading them from the second-level cache."""
+    """The predicted cycles if a warp sums the terms of each element: those of reading them from L2."""
     inner = [d for d in shape.leaf.dims if d.row is None]
     if vector_width_along(scop, [(shape.leaf, inner[-1])]) == 1:
         return inf
@@ -500,15 +500,15 @@ def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
 
 
 def _streamed_operand_bytes(scop: Scop, shape: GroupShape, terms: int) -> float:
-    """Bytes read if each thread sums `terms` of its own elements, with the other factor in a cache."""
+    """The bytes read if each point of the rows reads `terms` terms of one factor, with the other factor in cache."""
     sizes = (scop.function.tensor(a.tensor).dtype.size for n in shape.leaf.nodes for a in n.reads)
     return shape.points * max(1, terms) * max(sizes, default=0) * 5 / 4
 
 
 def _staged_bytes(scop: Scop, shape: GroupShape, sizes: Mapping[int, int], depths: Sequence[int]) -> int:
-    """Bytes of the heaviest leaf's operands in a tile of the rows and of the first reduced dimensions.
+    """The bytes of the heaviest leaf's operands in a tile. sizes: of rows. depths: of the first inner dimensions.
 
-    Shared memory must hold this twice, so that the next tile can load.
+    Shared memory must hold this twice for double buffering.
     """
     inner = [d for d in shape.leaf.dims if d.row is None]
     extents = {d.name: min(d.extent, sizes.get(d.row, 1)) for d in shape.leaf.dims if d.row is not None}
@@ -524,7 +524,7 @@ def _staged_bytes(scop: Scop, shape: GroupShape, sizes: Mapping[int, int], depth
 
 
 def _subscript_value_span(subscript: tc.Expr, extents: Mapping[str, int]) -> int:
-    """How many values a subscript takes, gaps counted; where data decides, one for each point."""
+    """The number of values in the range of a subscript, including gaps; one per point if it depends on data."""
     form = to_isl_affine(subscript)
     if form is not None:
         return 1 + sum(abs(c) * (extents.get(name, 1) - 1) for name, c in form.terms)
@@ -533,5 +533,5 @@ def _subscript_value_span(subscript: tc.Expr, extents: Mapping[str, int]) -> int
 
 
 def _reads_along(scop: Scop, leaf: LoopNest, dim: NestDim) -> bool:
-    """Whether neighbors along `dim` are contiguous in memory for some read."""
+    """Whether some read is contiguous along `dim`."""
     return any(access_stride(scop.function, a, dim.index(n)) == 1 for n in leaf.nodes for a in n.reads)

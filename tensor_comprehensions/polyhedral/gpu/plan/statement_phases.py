@@ -1,7 +1,7 @@
-"""Units: the statements of a kernel as the schedule tree sees them.
+"""Units: the statements of a kernel in the schedule tree.
 
-A node of the scop becomes one unit, or several where its elements are started, updated and finished apart. The domain
-of a unit that updates has the reduced indices, too.
+A node of the scop becomes one unit, or several if its elements are initialized, updated and finished separately. The
+domain of a unit that updates includes the reduced indices.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ...scop.scop import ScopStatement
 
 
 class Phase(Enum):
-    """The part of its node that a unit computes. The value is the suffix of its name."""
+    """The part of its node that a unit computes. The value is the suffix of the unit's name."""
 
-    WHOLE = ""  # everything, at every point: an assignment, or an update
-    INIT = "_start"  # each element becomes the neutral element
+    WHOLE = ""  # everything at every point: an assignment, or an update
+    INIT = "_start"  # each element is set to the neutral element
     UPDATE = "_update"  # each term is combined into its element
     PARTIAL = "_term"  # each term is combined into a register of its thread
     FINAL = "_finish"  # stores the result that the threads have combined
@@ -27,7 +27,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One tuple of the domain: all instances of a part of `node`."""
+    """A statement for isl: all instances of one phase of `node`."""
 
     node: ScopStatement
     phase: Phase
@@ -57,7 +57,7 @@ class Unit:
 
 
 def units_of(node: ScopStatement, *, cooperative: bool = False) -> tuple[Unit, ...]:
-    """The units of a node in their order; `cooperative`: threads combine its terms before anything is stored."""
+    """The units of a node in order. cooperative: whether threads combine its terms in registers before one stores."""
     (s,) = node.statements
     if s.reduction is None or not s.reduction_indices:
         return (Unit(node, Phase.WHOLE),)
@@ -68,7 +68,7 @@ def units_of(node: ScopStatement, *, cooperative: bool = False) -> tuple[Unit, .
 
 
 def filter_of(units: Sequence[Unit], condition: dict[str, str] | None = None) -> str:
-    """The set of the instances of `units`, each under its condition by name."""
+    """The set of the instances of `units` as isl text, restricted by the condition of each in `condition`."""
     parts = []
     for u in units:
         text = (condition or {}).get(u.name, "")

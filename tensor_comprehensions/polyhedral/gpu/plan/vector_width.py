@@ -1,4 +1,4 @@
-"""How many neighbors a thread takes at a time, so that memory moves in vectors of up to 16 bytes."""
+"""Choose how many consecutive elements a thread takes at a time, as a vector of up to 16 bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LANES = (4, 2)
 
 
 def vector_width_along(scop: Scop, places: Iterable[tuple[LoopNest, NestDim]]) -> int:
-    """The neighbors along each dimension that all accesses of its leaf that go along it can move at once, or 1."""
+    """The vector width for all `places`; 1 if an access is neither contiguous nor invariant along its dimension."""
     found = [_choose_lane_count(scop.function, leaf, dim) for leaf, dim in places]
     return min(found, default=1)
 
@@ -38,13 +38,13 @@ def _choose_lane_count(function: BoundFunction, leaf: LoopNest, dim: NestDim) ->
 def _has_aligned_vectors(
     function: BoundFunction, dim: NestDim, moving: list[tuple[tc.Access, str]], lanes: int, size: int
 ) -> bool:
-    """Whether the dimension consists of whole vectors, none longer than one load, at aligned addresses."""
+    """Whether `dim` consists of whole vectors of up to 16 bytes at aligned addresses. size: the bytes of a vector."""
     whole = dim.extent % lanes == 0 and dim.lower == 0 and size <= GPU_VECTOR_BYTES
     return whole and all(_is_aligned(function, access, index, lanes) for access, index in moving)
 
 
 def _is_aligned(function: BoundFunction, access: tc.Access, index: str, lanes: int) -> bool:
-    """Whether multiples of `lanes` along `index` are aligned in memory, for all values of the other indices."""
+    """Whether addresses at multiples of `lanes` along `index` are multiples of `lanes` for all other index values."""
     for e, step in zip(access.subscripts, function.tensor(access.tensor).strides, strict=True):
         form = to_isl_affine(e)
         others = (1,) if form is None else (form.constant, *(c for name, c in form.terms if name != index))

@@ -1,1 +1,1 @@
-"""Loop programs of kernels in, better ones out: unrolling, double buffers, full tiles without guards."""
+"""Optimizations of kernels' loop programs: unrolling, double buffering, full tiles without guards; bounds checks."""

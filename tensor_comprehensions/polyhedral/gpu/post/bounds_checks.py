@@ -1,4 +1,4 @@
-"""Data-dependent subscripts verified before a kernel reads through them: a thread per subscript."""
+"""Kernels that check data-dependent subscripts before another kernel uses them: a thread per subscript."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ...cpu.subscript_checks import is_inside
 def check_kernels(
     statements: Sequence[BoundStatement], buffers: Mapping[str, Buffer], name: str, first_site: int
 ) -> tuple[list[Kernel], list[CheckSite]]:
-    """Kernels that verify the checks of `statements`, and their check sites, numbered from `first_site`.
+    """Kernels that perform the checks of `statements`, and their check sites, numbered from `first_site`.
 
-    One kernel has all checks that depend on no other check: a launch takes longer than checking a few subscripts.
+    Consecutive checks that depend on no other check share a kernel, because a launch costs more than a few checks.
     """
     found = [(s, c) for s in statements if all(i.extent for i in s.indices) for c in dict.fromkeys(s.checks)]
     numbered = [(site, s, c) for site, (s, c) in enumerate(found, first_site)]
@@ -38,7 +38,7 @@ def check_kernels(
 
 
 def _is_direct(check: BoundsCheck) -> bool:
-    """Whether it reads only at subscripts that do not depend on data."""
+    """Whether `check` reads only at subscripts that do not depend on data, so it depends on no other check."""
     roots = [e for e in (check.subscript, check.guard) if e is not None]
     reads = [x for e in roots for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
     return not any(isinstance(x, tc.Access) for r in reads for e in r.subscripts for x in tc.walk_expr(e))
@@ -58,7 +58,7 @@ def _count_check_points(s: BoundStatement, check: BoundsCheck) -> int:
 def _check_all_points(
     s: BoundStatement, check: BoundsCheck, buffers: Mapping[str, Buffer], site: int, blocks: int
 ) -> ir.Stmt:
-    """`check` at all points of the indices that it depends on."""
+    """The loop of one thread that performs its share of `check` over the indices that the check depends on."""
     first = build.add(build.mul(build.var(BLOCK[0]), GPU_CHECK_THREADS), build.var(THREAD[0]))
     point = internal_name(f"point{site}")
     body = _lower_bounds_check(check, _unravel_point(build.var(point), _find_used_indices(s, check)), buffers, site)
@@ -66,7 +66,7 @@ def _check_all_points(
 
 
 def _unravel_point(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:
-    """The values of `indices`, the last of which runs fastest, at the point with a number."""
+    """The values of `indices` at the point with the linear index `point`; the last index varies fastest."""
     values: dict[str, ir.Expr] = {}
     for i in reversed(indices[1:]):
         values[i.name] = build.add(build.mod(point, i.extent), i.lower)

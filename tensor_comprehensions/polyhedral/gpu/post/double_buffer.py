@@ -1,8 +1,8 @@
-"""Double buffering: the next tile loads into shared memory while threads compute with the present one.
+"""Double buffering: the next tile loads into shared memory while threads compute with the current one.
 
-A loop over tiles that copies, waits and computes becomes one that starts the copies of the next iteration into the
-other half of each buffer. One barrier per iteration remains: it says that this tile has arrived, and that all threads
-are done with the previous one.
+A loop over tiles that copies, waits and computes is changed to start the copies of the next iteration into the other
+half of each buffer. One barrier per iteration remains: after it, the tile has arrived, and all threads have finished
+the previous one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class LoopStage:
 
 
 def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stmt, tuple[Buffer, ...]]:
-    """`body` with its loops over staged tiles pipelined, and `buffers` with two halves if necessary.
+    """`body` with its loops over staged tiles pipelined, and `buffers` with those of the tiles doubled.
 
-    room: remaining bytes of shared memory. Nothing changes if several loops fill one buffer.
+    room: the remaining bytes of shared memory. Nothing changes if several loops fill one buffer.
     """
     doubled: dict[str, Buffer] = {}
     again = False
@@ -55,7 +55,7 @@ def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stm
 
 
 def _match_loop_stage(loop: Loop) -> LoopStage | None:
-    """The parts of the body of `loop`: a barrier, copies from global to shared memory, a barrier, the rest."""
+    """The parts of a loop body of the form: barrier, copies from global to shared memory, barrier, rest; else None."""
     trips = linear_forms.difference(loop.stop, loop.start)
     if (
         loop.kind is not LoopKind.SERIAL
@@ -85,7 +85,7 @@ def _is_copy(s: Store) -> bool:
 
 
 def _is_store_to(s: Stmt, names: Iterable[str]) -> bool:
-    """Whether `s` itself writes one of the buffers."""
+    """Whether `s` is a store to a buffer in `names`."""
     return isinstance(s, Store) and s.buffer.name in names
 
 
@@ -112,7 +112,7 @@ def _pipeline_loop(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer]) -> 
 
 
 def _in_half(s: Stmt, doubled: dict[str, Buffer], half: Expr) -> Stmt:
-    """`s` with every access of the doubled buffers made in one half."""
+    """`s` with every access to the doubled buffers redirected to the half `half`."""
 
     def on_expr(e: Expr) -> Expr:
         e = map_expr(e, on_expr)
@@ -129,7 +129,7 @@ def _in_half(s: Stmt, doubled: dict[str, Buffer], half: Expr) -> Stmt:
 
 
 def _start_async_copy(s: Stmt) -> Stmt:
-    """A copy that is begun only, where the device can: of 4, 8 or 16 bytes at once."""
+    """`s` with copies of 4, 8 or 16 bytes at once made asynchronous."""
     match s:
         case Store(buffer, indices, Load(source, places)):
             last = indices[-1]

@@ -1,7 +1,7 @@
-"""Partitioning of full and partial tiles: blocks whose tiles lie wholly inside have no guards in their loops.
+"""Loop partitioning: blocks whose tiles are full run code without guards.
 
-A kernel gets two bodies, of which a block takes one. In the body of full tiles a loop over tiles of terms whose last
-one is partial ends before it, and that one follows.
+A kernel gets two bodies, and each block runs one of them. In the body for full tiles, the last iteration of a loop over
+tiles of terms is peeled if that tile is partial.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..plan.mapping import KernelPlan
 
 
 def split_full_tiles(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval]) -> Stmt:
-    """`body` with a copy for full tiles where that takes guards out of loops. ranges: of the launch's variables."""
+    """`body` with a copy for full tiles if that removes guards in loops. ranges: intervals of launch variables."""
     if sum(1 for _ in walk_stmts(body)) > GPU_MAX_DUPLICATED_STATEMENTS:
         return body
     plain = simplify(body, ranges)
@@ -36,7 +36,7 @@ def split_full_tiles(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval
 
 
 def _find_partial_blocks(plan: KernelPlan) -> Iterator[tuple[str, int]]:
-    """The variables of blocks along which the last tile is partial, each with its last value."""
+    """The block variables along which the last tile is partial, each with its last value."""
     rows = zip(BLOCK, plan.group.rows, plan.sizes, plan.tiles, plan.blocks, strict=False)
     for name, row, size, tiles, blocks in rows:
         if tiles == blocks > 1 and row.extent % size:
@@ -44,7 +44,7 @@ def _find_partial_blocks(plan: KernelPlan) -> Iterator[tuple[str, int]]:
 
 
 def count_guards(s: Stmt) -> int:
-    """How many conditions there are in loops: of statements, and of loops whose length varies."""
+    """The number of guards in loops: conditions, and inner loops of varying length."""
     return _count_guards_in_loops(s, inside=False)
 
 
@@ -70,7 +70,7 @@ def _list_child_statements(s: Stmt) -> Sequence[Stmt]:
 
 
 def _peel_last_iteration(s: Stmt, ranges: Mapping[str, Interval]) -> Stmt:
-    """`s` with the last iterations of outermost loops peeled, if all others then have fewer guards."""
+    """`s` with the last iterations of outermost loops peeled, where the other iterations then have fewer guards."""
     if not isinstance(s, Loop):
         return map_stmt(s, lambda e: e, lambda c: _peel_last_iteration(c, ranges))
     start, stop = build.integer(s.start), build.integer(s.stop)
@@ -84,5 +84,5 @@ def _peel_last_iteration(s: Stmt, ranges: Mapping[str, Interval]) -> Stmt:
 
 
 def _count_removable_guards(s: Loop) -> int:
-    """Guards that peeling the last iteration removes, such as those around copies of the next tile."""
+    """The guards that peeling the last iteration removes in any case, such as those around copies of the next tile."""
     return sum(1 for c in _list_child_statements(s.body) if isinstance(c, If))

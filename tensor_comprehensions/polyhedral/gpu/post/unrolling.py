@@ -1,4 +1,4 @@
-"""Loops written out: those of few iterations, as far as a limit on statement instances goes."""
+"""Unroll innermost loops with few iterations, up to a limit on statement instances."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ....loop_ir.rewrite import map_stmt
 
 
 def unroll_innermost(s: Stmt, limit: int, ranges: Ranges) -> Stmt:
-    """`s` with its innermost loops UNROLLED, and those around them, while at most `limit` instances stand in a row.
+    """`s` with innermost loops, and loops around them, UNROLLED while that gives at most `limit` statement instances.
 
-    A loop may stop early in some threads: then it is written out up to the most iterations it can have, each guarded.
-    ranges: of the variables of the launch.
+    A loop of varying length is unrolled to its maximum length, with guarded iterations.
+    ranges: intervals of the launch variables.
     """
     return s if limit <= 1 else _written_out(s, limit, ranges)[0]
 
 
 def _written_out(s: Stmt, limit: int, ranges: Ranges) -> tuple[Stmt, int]:
-    """`s` with loops written out, and its instances; more than `limit` where a loop is left in it."""
+    """`s` with loops unrolled, and its number of instances, which exceeds `limit` if a loop remains in it."""
     match s:
         case Store() | Invoke() | Check():
             return s, 1

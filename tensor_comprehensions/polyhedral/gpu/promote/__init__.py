@@ -1,1 +1,1 @@
-"""A schedule tree in, the tree with copies to shared memory and registers out."""
+"""Promotion: a schedule tree in, the tree with copies to shared memory and registers out."""

@@ -1,4 +1,4 @@
-"""Padding of shared buffers: rows of a length at which the threads of a warp find their elements in different banks."""
+"""Pad rows of shared buffers so that the threads of a warp access different banks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BANKS, BANK_BYTES, WARP = 32, 4, 32
 def pad_rows(
     buffer: Buffer, box: Box, steps: Sequence[ThreadStrides], launch: Launch, lanes: int, *, wide: bool
 ) -> Buffer:
-    """`buffer` with rows padded to the length at which its accesses conflict least.
+    """`buffer` with rows padded to the length with the fewest bank conflicts.
 
-    steps: the strides of references in the tensor. lanes: elements that could be copied at once if rows were a multiple
-    of them; rows of odd length, which are copied one by one, are a last resort. wide: whether threads also read as many
-    at once if they are aligned.
+    steps: the strides of references in the tensor. lanes: the elements of a vector copy, if the length of rows is a
+    multiple of it; rows of odd length, which are copied one by one, are a last resort. wide: whether threads also read
+    vectors of `lanes` elements if these are aligned.
     """
     if len(buffer.shape) < 2:
         return buffer
@@ -42,7 +42,7 @@ def pad_rows(
 
 
 def _record_padding(chosen: Buffer, turns: Sequence[tuple[Buffer, int]]) -> None:
-    """Write down the length of rows, and how often threads wait with it and with the others."""
+    """Record the chosen length of rows, and the conflicts with this and other lengths."""
     width, pitch = chosen.shape[-1], chosen.strides[-2]
     waits = {b.strides[-2]: count for b, count in turns}
     others = sorted(((count, n) for n, count in waits.items() if n != pitch), key=lambda w: w[0])
@@ -53,9 +53,9 @@ def _record_padding(chosen: Buffer, turns: Sequence[tuple[Buffer, int]]) -> None
 
 
 def bank_conflicts(buffer: Buffer, box: Box, steps: ThreadStrides, launch: Launch, lanes: int) -> int:
-    """Further turns that threads wait when they access `buffer` once: 0 if no two need the same bank.
+    """The turns that bank conflicts add to one access of a warp to `buffer`; 0 without conflicts.
 
-    lanes: elements that a thread takes at once. Of 16 bytes each, a quarter of a warp is served at a time.
+    lanes: the elements that a thread accesses at once. With 16 bytes each, a quarter of a warp is served at a time.
     """
     digits = box.digits
     words: dict[int, set[int]] = defaultdict(set)

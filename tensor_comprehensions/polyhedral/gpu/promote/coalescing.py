@@ -1,7 +1,7 @@
-"""The strides between the threads of a warp at a reference, which decide coalescing and bank conflicts.
+"""The strides between neighboring threads at a reference, which determine coalescing and bank conflicts.
 
-Only profitability depends on them, so one sample is examined: the instance of thread 0, and those of its neighbors
-along x, y, z at the same place of their own loops.
+Only profitability depends on them, so a single sample is examined: an instance of thread 0, and the instances of its
+neighbors along x, y and z in the same iteration of their loops.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ....loop_ir.nodes import Launch
 from ..tree.schedule_tree import THREAD_IDS
 from .footprint import IN, OUT, PARAM, SET, Reference
 
-# Instances between those of neighboring threads: next to each other, or as far apart as a vector is long.
+# Candidate distances between the instances of neighboring threads: 1, or the length of a vector.
 STRIDES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadStrides:
-    """Per dimension of a tensor, the stride of an access between neighboring threads along x, y and z.
+    """The strides of an access between neighboring threads.
 
-    None for a direction along which no other thread has work here.
+    moves: for x, y and z, the difference of subscripts in each dimension of the tensor; None if there is no neighbor.
     """
 
     moves: tuple[tuple[int, ...] | None, ...]
 
     @property
     def is_coalesced(self) -> bool:
-        """Whether neighboring threads touch neighbors in memory, or all the same element."""
+        """Whether neighboring threads along x access neighboring elements (or vectors), or all the same element."""
         along = self.moves[0]
         if along is None or not any(along):
             return True
@@ -40,7 +40,7 @@ class ThreadStrides:
 
 
 def instances_of(schedule: isl.Schedule) -> isl.UnionSet:
-    """`S[i]` for the block and the thread that the parameters of the tree's filters say."""
+    """`S[i]`: the instances of the block and thread that are parameters of the set."""
     parts: list[isl.UnionSet] = []
 
     def visit(node: isl.ScheduleNode) -> bool:
@@ -53,7 +53,7 @@ def instances_of(schedule: isl.Schedule) -> isl.UnionSet:
 
 
 def threads_of(instances: isl.UnionSet, launch: Launch) -> isl.UnionMap:
-    """`S[i] -> [t0, t1, t2]`: the thread that runs each instance."""
+    """`S[i] -> [t0, t1, t2]`: the thread that runs each of `instances`."""
     parts: list[isl.UnionMap] = []
     instances.foreach_set(lambda s: parts.append(isl.UnionMap.from_map(_map_instances_to_threads(s, launch))))
     return reduce(lambda a, b: a.union(b), parts)
@@ -75,7 +75,7 @@ def fix_dim(relation: isl.Map, kind: isl.dim_type, k: int, value: int) -> isl.Ma
 
 @dataclass(frozen=True, slots=True)
 class NeighborInstances:
-    """An instance of thread 0, and those of its neighbors along x, y, z, if they have one."""
+    """`at`: an instance of thread 0; `there`: those of its neighbors along x, y and z, or None."""
 
     at: tuple[int, ...]
     there: tuple[tuple[int, ...] | None, ...]
@@ -84,9 +84,9 @@ class NeighborInstances:
 def thread_strides(
     reference: Reference, threads: isl.UnionMap, walks: dict[isl.Set, NeighborInstances | None]
 ) -> ThreadStrides | None:
-    """The strides of `reference` in its tensor from thread to thread; None if unknown.
+    """The strides of `reference` in its tensor from thread to thread; None if they are unknown.
 
-    walks: cached instances, to which new ones are added.
+    walks: a cache of neighboring instances, by the domain of references.
     """
     if not reference.affine:
         return None
@@ -137,7 +137,7 @@ def _get_point_coordinates(point: isl.Set) -> tuple[int, ...]:
 
 
 def _find_unique_image(relation: isl.Map, at: Sequence[int]) -> tuple[int, ...] | None:
-    """The image of a point, if it is unique."""
+    """The image of the point `at` under `relation` if it is unique, else None."""
     for k, x in enumerate(at):
         relation = fix_dim(relation, IN, k, x)
     image = relation.range()

@@ -1,8 +1,8 @@
-"""Copies between a tensor and the buffer that holds a box of it, by all threads of a block together.
+"""Copies between a tensor and a buffer that holds a box of it, by all threads of a block together.
 
-The elements of a box, in the order of the buffer, go round the threads: neighbors in memory to neighbors in a warp.
-Several go at once, as one vector of up to 16 bytes, where every vector of the box is aligned and lies wholly inside or
-wholly outside of the tensor.
+The elements of a box, in the order of the buffer, are dealt out to the threads cyclically, so that neighbors in a warp
+copy neighbors in memory. They are copied in vectors of up to 16 bytes if every vector of the box is aligned and lies
+wholly inside or wholly outside of the tensor.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from .references import coordinate_name, coordinates_by_name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndirectSource:
-    """Subscripts by data. buffers: by the name of a tensor where it is read: a box of it, or itself (None)."""
+    """The source of a copy with data-dependent subscripts.
+
+    buffers: for each tensor that the subscripts read, (buffer, box): a buffer with a box of it, or the tensor and None.
+    """
 
     lookup: IndirectAccess
     buffers: Mapping[str, tuple[Buffer, Box | None]]
 
     def element(self, coordinates: Sequence[Expr], values: IslExprBuilder) -> tuple[Expr, ...]:
-        """The subscripts at `coordinates`. values: the expressions of the scope's dimensions."""
+        """The subscripts of the element at `coordinates`. values: expressions for the dimensions of the scope."""
         views: dict[str, Buffer | BufferView[int]] = {}
         for tensor, (buffer, around) in self.buffers.items():
             views[tensor] = buffer
@@ -46,11 +49,11 @@ class IndirectSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockCopy:
-    """One direction of one group: between `tensor` and `buffer`, whose elements are those of `box`.
+    """A copy between `tensor` and `buffer`, which holds the elements of `box`.
 
-    points: `[c]`, where the scope has instances.
-    only: `[c] -> T[x]`, the elements to copy where not all of the box that lies in the tensor; None for those.
-    found: how an element of the tensor is found, where the box is one of coordinates.
+    points: `[c]`, the points of the scope with instances.
+    only: `[c] -> T[x]`, the elements to copy; None for all elements of the box that are in the tensor.
+    found: how to find an element of the tensor, if the box is one of coordinates.
     """
 
     tensor: Buffer
@@ -62,13 +65,13 @@ class BlockCopy:
     found: IndirectSource | None = None
 
     def is_after(self, filled: Collection[str]) -> bool:
-        """Whether it reads buffers with these names, which other copies fill."""
+        """Whether its subscripts read one of the buffers `filled`, which other copies fill."""
         return self.found is not None and any(b.name in filled for b, _ in self.found.buffers.values())
 
     def statement(self, outer: Sequence[Expr], launch: Launch, *, into: bool, unrolled: int) -> Stmt:
-        """The copy into the buffer, or back out of it, where the scope's dimensions are worth `outer`.
+        """The copy into the buffer, or out of it, by all threads. outer: the values of the scope's dimensions.
 
-        unrolled: trips of the loop up to which it is written out.
+        unrolled: the largest number of iterations for which the loop is unrolled.
         """
         shape = vector_shape(self.box.shape, self.lanes)
         total, threads = prod(shape), prod(launch.block)
@@ -83,7 +86,7 @@ class BlockCopy:
         return Loop(trip, build.const(0), build.const(trips), body, kind)
 
     def copy_by_thread(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
-        """The copy of a private box by each thread, fully unrolled."""
+        """The copy of a private box by each thread for itself, fully unrolled."""
         shape = vector_shape(self.box.shape, self.lanes)
         name = internal_name(self.buffer.name, "in" if into else "out")
         place = [build.var(internal_name(name, d)) if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
@@ -113,7 +116,7 @@ class BlockCopy:
 
 
 def in_bounds_map(space: isl.Space, shape: Sequence[int]) -> isl.Map:
-    """The pairs of `space`, `[c] -> T[x]`, whose element is one of a tensor of that shape."""
+    """The pairs of `space`, `[c] -> T[x]`, whose elements are in bounds of a tensor of this shape."""
     result = isl.Map.universe(space)
     for d, extent in enumerate(shape):
         least, most = (isl.Val(v, space.get_ctx()) for v in (0, extent - 1))
@@ -122,7 +125,7 @@ def in_bounds_map(space: isl.Space, shape: Sequence[int]) -> isl.Map:
 
 
 def copy_lanes(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) -> int:
-    """Elements to copy at once: 1 if vectors would be misaligned or straddle excluded elements."""
+    """The number of elements to copy at once; 1 if vectors would be misaligned or contain excluded elements."""
     size = tensor.type.dtype.size
     if not box.sides or tensor.strides[-1] != 1 or size >= GPU_VECTOR_BYTES:
         return 1
@@ -139,7 +142,7 @@ def copy_lanes(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) 
 
 
 def indirect_copy_lanes(tensor: Buffer, group: ReferenceGroup, points: isl.Set) -> int:
-    """The same for a box of coordinates: vectors run along the last one, if that is exactly the last subscript."""
+    """`copy_lanes` for a box of coordinates: vectors are along the last one, if that is exactly the last subscript."""
     lookup = group.lookup
     assert lookup is not None
     *others, last = lookup.subscripts
@@ -149,7 +152,7 @@ def indirect_copy_lanes(tensor: Buffer, group: ReferenceGroup, points: isl.Set) 
 
 
 def _whole_rows(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map) -> bool:
-    """Whether `only` has, for all other coordinates of the box, either all elements of the last dimension or none."""
+    """Whether `only` has either all or none of the last dimension for all other coordinates in the box."""
     d = len(box.sides) - 1
     rows = only.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, only.get_tuple_id(OUT))
     least, most = (isl.Val(v, only.get_ctx()) for v in (0, tensor.shape[-1] - 1))
@@ -168,7 +171,7 @@ def vector_shape(shape: Sequence[int], lanes: int) -> tuple[int, ...]:
 
 
 def thread_rank(launch: Launch) -> Expr:
-    """The number of a thread in its block; x runs fastest."""
+    """The linear index of a thread in its block; x varies fastest."""
     x, y, z = (
         build.var(name) if extent > 1 else build.const(0) for name, extent in zip(THREAD, launch.block, strict=True)
     )
@@ -176,9 +179,9 @@ def thread_rank(launch: Launch) -> Expr:
 
 
 def _unravel_trip_index(base: Expr, step: int, trip: Expr, shape: Sequence[int]) -> list[Expr]:
-    """The number `base + step * trip` in the mixed base of `shape`, most significant first.
+    """The digits of `base + step * trip` in the mixed radix of `shape`, the most significant first.
 
-    While `step` is a multiple of an extent that digit is the same in all trips.
+    Digits whose extent divides `step` are the same in all trips, so their expressions do not contain `trip`.
     """
     found: list[Expr] = []
     for extent in reversed(shape[1:]):

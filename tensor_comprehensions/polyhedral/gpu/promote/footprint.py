@@ -1,9 +1,9 @@
-"""The footprint of a scope in a tensor: references, the boxes around them, and groups that share a box.
+"""The footprint of a scope in a tensor: references, their bounding boxes, and groups that share a box.
 
 A scope is a relation `S[i] -> [c]`: the instances below a node of the schedule tree, each with the values of the
-schedule's dimensions above that node. Identifiers of blocks and threads may be parameters of it. Each `c` touches a set
-of elements, and a copy of them fits into its box: per dimension evenly spaced elements, the first of which is affine in
-`c` and the parameters, while their distance and number are constants.
+schedule's dimensions above that node. Block and thread identifiers may be parameters of it. The elements that the
+instances at each `c` access are copied as a box: in each dimension evenly spaced elements, the first of which is affine
+in `c` and the parameters, while their spacing and number are constants.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndirectAccess:
-    """How data decides which element is meant: by subscripts that are functions of affine coordinates `y0, y1...`.
+    """A data-dependent access, with subscripts that are functions of affine coordinates `y0, y1...`.
 
-    subscripts: of the tensor, over those indices. coordinates: `S[i] -> [y]`. reads: (tensor, tag) of the
-    references by which the subscripts are looked up.
+    subscripts: the subscripts of `tensor` in terms of the coordinates. coordinates: `S[i] -> [y]`. reads: (tensor, tag)
+    of the references in the subscripts.
     """
 
     tensor: str
@@ -42,13 +42,12 @@ class IndirectAccess:
 class Reference:
     """One occurrence of a tensor in a statement.
 
-    tag: names the occurrence in the whole program. relation: `S[i] -> T[x]`, the elements it may touch.
-    affine: whether the subscripts are known; otherwise data decides.
-    subscripts: `S[i] -> [x]` if they are known, also at instances whose access a condition prevents.
-    init_ref: the tag of the reference by which each element gets its first value before this one.
-    lookup: how data decides the element. Once `references.with_coordinates` has given the looked-up elements a tensor
-    of
-        their own, `relation` and `subscripts` are those of the coordinates.
+    tag: the unique name of the occurrence. relation: `S[i] -> T[x]`, the elements that it may access.
+    affine: whether the subscripts are quasi-affine; otherwise they depend on data.
+    subscripts: `S[i] -> [x]` if affine, also for instances whose access a condition prevents.
+    init_ref: the tag of the reference that initializes each element before this one, if any.
+    lookup: the data-dependent access, if any. After `references.with_coordinates`, `tensor`, `relation` and
+    `subscripts` refer to a tensor over its coordinates.
     """
 
     tag: str
@@ -62,7 +61,7 @@ class Reference:
     lookup: IndirectAccess | None = None
 
     def element(self) -> isl.MultiPwAff:
-        """`S[i] -> [x]`. Only for an affine reference."""
+        """`S[i] -> [x]`, the accessed element; only for an affine reference."""
         if self.subscripts is not None:
             return self.subscripts.to_multi_pw_aff()
         return isl.PwMultiAff.from_map(self.relation).to_multi_pw_aff()
@@ -70,16 +69,16 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoxDim:
-    """One dimension of a box: the elements `first + sum stride * p`, for each of `digits` a `p` from 0 to its extent.
+    """One dimension of a box: the coordinates `first + sum(stride * p)`, with `0 <= p < extent` for each digit.
 
-    digits: (stride, extent), the largest stride first; just one where the elements are evenly spaced.
+    digits: (stride, extent), by descending stride; a single one if the elements are evenly spaced.
     """
 
     first: isl.Aff
     digits: tuple[tuple[int, int], ...]
 
     def offsets(self) -> isl.Set:
-        """`[o]`: the distances of elements from the first."""
+        """`[o]`: the offsets of the elements from the first."""
         names = [f"p{k}" for k in range(len(self.digits))]
         total = " + ".join(f"{stride}*{p}" for p, (stride, _) in zip(names, self.digits, strict=True))
         bounds = " and ".join(f"0 <= {p} < {extent}" for p, (_, extent) in zip(names, self.digits, strict=True))
@@ -88,14 +87,14 @@ class BoxDim:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """For each point `[c]` of a scope, a box of elements of a tensor of that rank."""
+    """For each point `[c]` of a scope, a box of elements of a tensor; it has one side per dimension."""
 
     sides: tuple[BoxDim, ...]
     space: isl.Space
 
     @property
     def digits(self) -> tuple[BufferDim[int], ...]:
-        """The dimensions of a buffer for the box; the axes are those of the tensor."""
+        """The dimensions of a buffer for the box; their axes are the tensor's dimensions."""
         return tuple(BufferDim(d, *digit) for d, side in enumerate(self.sides) for digit in side.digits)
 
     @property
@@ -104,7 +103,7 @@ class Box:
 
     @property
     def size(self) -> int:
-        """Elements in the box."""
+        """The number of elements in the box."""
         return prod(self.shape)
 
     @cached_property
@@ -121,7 +120,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReferenceGroup:
-    """References to one tensor that share a copy of it. footprint: `[c] -> T[x]`, the elements that they may touch."""
+    """References to one tensor that share a copy of a box. footprint: `[c] -> T[x]`, the elements they may access."""
 
     references: tuple[Reference, ...]
     footprint: isl.Map
@@ -133,7 +132,7 @@ class ReferenceGroup:
 
     @property
     def lookup(self) -> IndirectAccess | None:
-        """How the elements are found where the dimensions are coordinates; the same for all references."""
+        """The data-dependent access if the dimensions are its coordinates, else None; the same for all references."""
         return self.references[0].lookup
 
     @property
@@ -148,11 +147,13 @@ class ReferenceGroup:
 def reference_groups(
     references: Sequence[Reference], scope: isl.UnionMap, around: Callable[[isl.Map], Box | None]
 ) -> Mapping[str, tuple[ReferenceGroup, ...]]:
-    """Per tensor the groups of the references below `scope`, in order of appearance; () where it may not be copied.
+    """For each tensor, the groups of its references below `scope`, in order of appearance; () if it must not be copied.
 
-    Two references share a group where their boxes overlap and one of them writes, or where one box for both is no
-    larger than two. A reference that is not affine may mean any element: with a write beside it no copy of the tensor
-    is safe; among reads only, it goes on reading the tensor itself.
+    Two references with overlapping boxes share a group if one of them writes, or if a common box is no larger than both
+    together. A reference that is not affine may access any element: if the tensor is also written, no copy is safe; if
+    not, the reference keeps reading the tensor itself.
+
+    around: returns the box around a footprint, or None.
     """
     touched = _memoize(lambda relation: _footprint_below(relation, scope))
     boxed = _memoize(around)
@@ -167,7 +168,7 @@ def reference_groups(
 
 
 def _memoize(f: Callable[[isl.Map], T]) -> Callable[[isl.Map], T]:
-    """`f` that is asked once for each map: several references often touch the same."""
+    """`f` with cached results, because several references often access the same elements."""
     known: dict[isl.Map, T] = {}
 
     def look_up(x: isl.Map) -> T:
@@ -179,7 +180,7 @@ def _memoize(f: Callable[[isl.Map], T]) -> Callable[[isl.Map], T]:
 
 
 def reference_footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
-    """`[c] -> T[x]`, the elements that `reference` touches below `scope`; None if it has no instance there."""
+    """`[c] -> T[x]`, the elements that `reference` accesses below `scope`; None if it has no instance there."""
     return _footprint_below(reference.relation, scope)
 
 
@@ -194,7 +195,7 @@ def _footprint_below(relation: isl.Map, scope: isl.UnionMap) -> isl.Map | None:
 def _merge_groups(
     items: Sequence[tuple[Reference, isl.Map]], around: Callable[[isl.Map], Box | None]
 ) -> tuple[ReferenceGroup, ...]:
-    """The groups of the references to one tensor, to a fixpoint; () where a write has no box."""
+    """The groups of the references to one tensor, merged to a fixpoint; () if a written tensor lacks a box."""
     found: list[ReferenceGroup] = []
     for reference, footprint in items:
         mine = around(footprint)
@@ -215,7 +216,7 @@ def _merge_groups(
 def _first_pair(
     found: Sequence[ReferenceGroup], boxed: Callable[[isl.Map], Box | None]
 ) -> tuple[int, int, ReferenceGroup | None] | None:
-    """The first two groups that belong together, and their union (None if that has no box)."""
+    """(i, j, union) for the first two groups to merge, with None for a union without a box; None if none should be."""
     for i, a in enumerate(found):
         for j in range(i + 1, len(found)):
             b = found[j]
@@ -234,7 +235,7 @@ def _first_pair(
 
 
 def bounding_box(footprint: isl.Map) -> Box | None:
-    """The box around `[c] -> T[x]`; None if no constant extent bounds some dimension."""
+    """The box around `[c] -> T[x]`; None if a dimension has no constant extent."""
     sides: list[BoxDim] = []
     for d in range(footprint.dim(OUT)):
         side = _compute_box_dim(footprint, d)
@@ -266,7 +267,7 @@ def _compute_box_dim(footprint: isl.Map, d: int) -> BoxDim | None:
 
 
 def _divide_by_stride(points: isl.Set, element: isl.Aff, offset: isl.Aff, stride: int) -> tuple[isl.Set, isl.Aff]:
-    """`points [c, x]` as `[c, y]` with `x = stride * y + offset`."""
+    """`points [c, x]` as `[c, y]` with `x = stride * y + offset`, and the function y on these."""
     quotient = element.sub(offset).scale_down_val(isl.Val(stride, points.get_ctx())).floor()
     outside = points.dim(SET) - 1
     local = isl.LocalSpace.from_space(points.get_space())
@@ -287,7 +288,7 @@ def _make_multi_aff(parts: Sequence[isl.Aff]) -> isl.MultiAff:
 
 
 def _narrowest_bound(points: isl.Set, outside: int) -> tuple[isl.Aff, int] | None:
-    """Of the lower bounds of the last dimension of `points [c, x]` the nearest, and the extent from there on."""
+    """The tightest lower bound of the last dimension of `points [c, x]`, and the extent from it; None if unbounded."""
     best: tuple[tuple[int, ...], isl.Aff, int] | None = None
     for low in _lower_bounds(points, outside):
         here = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.get_space()), SET, outside)
@@ -302,7 +303,7 @@ def _narrowest_bound(points: isl.Set, outside: int) -> tuple[isl.Aff, int] | Non
 
 
 def _lower_bounds(points: isl.Set, outside: int) -> Iterator[isl.Aff]:
-    """Integer lower bounds of the last dimension, each over the space of `points` but free of that dimension."""
+    """Integer lower bounds of the last dimension, as functions on the space of `points` that do not depend on it."""
     for constraint in points.remove_unknown_divs().simple_hull().get_constraints():
         if any(not constraint.get_coefficient_val(DIV, k).is_zero() for k in range(constraint.dim(DIV))):
             continue
@@ -312,7 +313,7 @@ def _lower_bounds(points: isl.Set, outside: int) -> Iterator[isl.Aff]:
 
 
 def simplify_floors(aff: isl.Aff, domain: isl.Set) -> isl.Aff:
-    """`aff` with those of its floors that are one number all over `domain` replaced by it."""
+    """`aff` with floors that are constant on `domain` replaced by their values."""
     for k in reversed(range(aff.dim(DIV))):
         weight = aff.get_coefficient_val(DIV, k)
         if weight.is_zero():
@@ -325,7 +326,7 @@ def simplify_floors(aff: isl.Aff, domain: isl.Set) -> isl.Aff:
 
 
 def _count_floors_and_terms(aff: isl.Aff) -> tuple[int, ...]:
-    """Fewer floors, then fewer terms."""
+    """A key that prefers fewer floors, then fewer terms."""
     terms = (
         sum(not aff.get_coefficient_val(kind, k).is_zero() for k in range(aff.dim(kind))) for kind in (DIV, IN, PARAM)
     )
@@ -335,13 +336,14 @@ def _count_floors_and_terms(aff: isl.Aff) -> tuple[int, ...]:
 # --- boxes with gaps ---------------------------------------------------------------------------------------------
 
 MOST_OFFSETS = 512
-"""Elements along one dimension, at most, for which gaps are looked for."""
+"""The most elements along one dimension for which gaps are searched."""
 
 
 def strided_bounding_box(footprint: isl.Map) -> Box | None:
-    """The box around `[c] -> T[x]` in which a side may have two gaps, as of vectors that go round the threads.
+    """The box around `[c] -> T[x]`, in which a side may have two digits, as for vectors dealt to threads cyclically.
 
-    The gaps are those at the first point; a box in which they differ elsewhere is not taken, but one without.
+    The digits are determined at a sample point. If the box does not contain the footprint elsewhere, or is no smaller,
+    the result is `bounding_box`.
     """
     plain = bounding_box(footprint)
     sides: dict[int, BoxDim] = {}
@@ -368,7 +370,7 @@ def _project_onto_dim(footprint: isl.Map, d: int) -> isl.Map:
 
 
 def _spaced_side(line: isl.Map, *, single: bool) -> BoxDim | None:
-    """The side around `line`, of which it may be known that it is of one element."""
+    """The side around `line`, or None. single: whether it is known to have one element."""
     firsts = _first_points(line)
     if not firsts or any(not f.plain_is_equal(firsts[0]) for f in firsts[1:]):
         return None
@@ -384,7 +386,7 @@ def _first_points(line: isl.Map) -> list[isl.Aff]:
 
 
 def _sample_offsets(line: isl.Map) -> list[int] | None:
-    """The distances from the first of the elements at one point."""
+    """The sorted offsets from the first of the elements at a sample point; None if there are too many."""
     flat = line.wrap().flatten().move_dims(SET, 0, PARAM, 0, line.dim(PARAM))
     outside = flat.dim(SET) - 1
     point = flat.sample_point().get_multi_val()
@@ -400,7 +402,7 @@ def _sample_offsets(line: isl.Map) -> list[int] | None:
 
 
 def _find_offset_digits(offsets: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
-    """The sums of which digits `offsets`, sorted from 0, are all; None if no more than two digits make them."""
+    """One or two digits (stride, extent) whose sums are exactly `offsets`, which are sorted from 0; else None."""
     if offsets is None or len(offsets) == 1:
         return None if offsets is None else _SINGLE
     stride = offsets[1]
@@ -417,12 +419,12 @@ def _find_offset_digits(offsets: Sequence[int] | None) -> tuple[tuple[int, int],
 
 
 def _on_points(aff: isl.Aff, points: isl.Set) -> isl.Aff:
-    """An affine function of `[c]` as one of `[c, x]`."""
+    """An affine function of `[c]` as a function of `[c, x]`."""
     return aff.insert_dims(IN, aff.dim(IN), 1).align_params(points.get_space().params())
 
 
 def _drop_last(aff: isl.Aff) -> isl.Aff:
-    """An affine function of `[c, x]` that does not depend on x as one of `[c]`."""
+    """An affine function of `[c, x]` that does not depend on x as a function of `[c]`."""
     return aff.drop_dims(IN, aff.dim(IN) - 1, 1)
 
 

@@ -1,7 +1,7 @@
 """Promotion to registers: private accumulators and reused tiles of a thread.
 
-A scope is examined for one thread at a time. A group is promoted if no other thread touches the elements that it
-writes, if elements are reused or loaded in vectors, and if every subscript is constant once the loops below a mark
+A scope is examined for one thread at a time. A group is promoted if no other thread accesses the elements that it
+writes, if elements are reused or loaded in vectors, and if every subscript is constant after the loops below a mark
 "registers" are unrolled. Copies are extensions of the tree like those to shared memory, but private to each thread.
 """
 
@@ -41,9 +41,9 @@ def promote_registers(
     *,
     only: frozenset[str] | None = None,
 ) -> tuple[isl.ScheduleNode, Promotion]:
-    """`node` with copies around its subtree, and `done` with their promotions.
+    """`node` with copies around its subtree, and `done` extended by their promotions.
 
-    Buffers in shared memory are promoted from there. only: the tensors that may be promoted; None for all.
+    References to shared buffers are promoted from these. only: the tensors that may be promoted; None for all.
     """
     sources = [_redirect_to_shared(r, done) for r in around.references]
     candidates = [r for r in sources if r is not None and (only is None or r.tensor in only)]
@@ -51,7 +51,7 @@ def promote_registers(
         return node, done
     scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
     prefix = node.get_prefix_schedule_multi_union_pw_aff()
-    if only is not None:  # results of one leaf for another: each thread must read its own
+    if only is not None:  # results that one leaf passes to another: each thread must read its own
         own = {t for t in dict.fromkeys(r.tensor for r in candidates) if _is_private(t, candidates, scope, around)}
         candidates = [r for r in candidates if r.tensor in own]
     tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
@@ -82,7 +82,7 @@ def promote_registers(
 
 
 def _redirect_to_shared(reference: Reference, done: Promotion) -> Reference | None:
-    """The reference as it stands: to a shared buffer where it was promoted to one; None if it is in a register."""
+    """`reference`, redirected to the shared buffer if it was promoted to one; None if it is in a register already."""
     promoted = done.accesses.get(reference.tag)
     if promoted is None:
         return reference
@@ -99,20 +99,20 @@ def _can_live_in_registers(
     prefix: isl.MultiUnionPwAff,
     around: PromotionContext,
 ) -> bool:
-    """Whether no other thread touches the written elements, and all subscripts are constants."""
+    """Whether no other thread accesses the written elements, and all subscripts are constant after unrolling."""
     if group.writes and not _is_private(group.tensor, references, scope, around):
         return False
     return all(_has_static_subscripts(r, group, scope, prefix, around.unrolled_loops) for r in group.references)
 
 
 def _is_reused(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
-    """Whether a thread uses elements again."""
+    """Whether a thread accesses elements repeatedly."""
     uses = (scope.range_product(isl.UnionMap.from_map(r.relation)) for r in group.references)
     return len(group.references) > 1 or not all(u.is_injective() for u in uses)
 
 
 def _in_vectors(group: ReferenceGroup, buffer: Buffer, memory: Buffer, scope: isl.UnionMap) -> bool:
-    """Whether a thread would move several elements at once."""
+    """Whether the copy would load or store vectors."""
     points = isl.Set.from_union_set(scope.range())
     if group.lookup is not None:
         return indirect_copy_lanes(memory, group, points) > 1
@@ -120,7 +120,7 @@ def _in_vectors(group: ReferenceGroup, buffer: Buffer, memory: Buffer, scope: is
 
 
 def _is_private(tensor: str, references: Sequence[Reference], scope: isl.UnionMap, around: PromotionContext) -> bool:
-    """Whether only one thread touches each element that references below the scope touch."""
+    """Whether each element of `tensor` that references below the scope access is accessed by one thread only."""
     everyone = scope.project_out_all_params()
     who = isl.UnionMap.empty(scope.get_space())
     for r in references:
@@ -137,9 +137,9 @@ def _has_static_subscripts(
     prefix: isl.MultiUnionPwAff,
     unrolled: isl.UnionMap,
 ) -> bool:
-    """Whether the unrolled loops decide the place in the buffer.
+    """Whether the unrolled loops alone determine the position in the buffer.
 
-    Also at instances that a condition keeps from touching memory, since code for the place stands there as well.
+    This must hold even at instances whose access a condition prevents, because code is generated for them, too.
     """
     every = isl.UnionSet.from_set(isl.Set.universe(reference.relation.domain().get_space()))
     mine = unrolled.intersect_domain(every)
@@ -166,7 +166,7 @@ def _insert_copies(
     promoted: Mapping[str, Promoted],
     number: int,
 ) -> tuple[isl.ScheduleNode, Mapping[str, CopyStatement], frozenset[str]]:
-    """`node` with the extension statements that copy in and out, their meaning, and the tensors they never touch."""
+    """`node` with extension statements that copy in and out, their meaning, and the tensors that need no memory."""
     points = isl.Set.from_union_set(scope.range())
     reading, writing, dead = [], [], set()
     elsewhere = around.tensors_accessed_elsewhere(scope, promoted)

@@ -1,9 +1,9 @@
-"""Promotion to shared memory: boxes that a block's threads reuse, or read uncoalesced, are copied there first.
+"""Promotion to shared memory: boxes that a block's threads reuse, or would read uncoalesced, are copied there first.
 
-A scope is a node of the schedule tree above every mapping to threads. The elements that its instances touch are grouped
-(`reference_footprint`); the profitable groups are kept in shared buffers, as many as the budget allows. A statement
-that copies in stands before the subtree of the scope, one that copies out after it: both are extensions of the tree,
-without dimensions of their own, that all threads of the block execute together.
+A scope is a node of the schedule tree above the mapping to threads. The elements that its instances access are grouped
+(`reference_groups`); profitable groups are kept in shared buffers, as many as the budget allows. One statement copies
+in before the subtree of the scope, and one copies out after it. Both are extensions of the tree without dimensions of
+their own, which all threads of the block execute together.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .footprint import OUT, Box, Reference, ReferenceGroup, bounding_box, refere
 from .references import subscript_name
 
 FLOW_OPERATIONS = 100_000
-"""Limit of isl operations for the flow of a group's initial values: three times that of the largest usual kernels."""
+"""Limit of isl operations for finding a group's live-in elements: three times what the largest usual kernels need."""
 
 BARRIER_STATEMENT = Invoke(BARRIER, ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Promoted:
-    """Where one reference goes: to the place in `buffer` of its element `S[i] -> T[x]` in the box of `prefix(S[i])`."""
+    """The replacement of a reference: the position in `buffer` of its `element(S[i])` in the box at `prefix(S[i])`."""
 
     buffer: Buffer
     element: isl.MultiPwAff
@@ -47,13 +47,13 @@ class Promoted:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the box is in shared memory and has all of the elements between its corners."""
+        """Whether the buffer is in shared memory and the box has no gaps."""
         return all(d.stride == 1 for d in self.box.digits) and self.buffer.space is Space.SHARED
 
     def subscripts(self) -> tuple[isl.PwAff, ...]:
-        """The indices in the buffer as functions of `S[i]`, right wherever the reference touches memory.
+        """The indices in the buffer as functions of `S[i]`, correct wherever the reference accesses memory.
 
-        A dimension of one element needs no function: an instance that touches memory touches that element.
+        In a dimension of one element, the index is 0.
         """
         distance: dict[int, isl.PwAff] = {}
         for d, side in enumerate(self.box.sides):
@@ -66,7 +66,7 @@ class Promoted:
         )
 
     def relation(self) -> isl.Map:
-        """`S[i] -> buffer[p]`."""
+        """`S[i] -> buffer[p]`, the accessed element of the buffer."""
         result = isl.Map.from_domain(self.element.domain())
         for part in self.subscripts():
             result = result.flat_range_product(isl.Map.from_pw_aff(part))
@@ -83,9 +83,10 @@ def _remainder(f: isl.PwAff, divisor: int) -> isl.PwAff:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyStatement:
-    """The meaning of an extension statement: copies by all threads, and barriers against other readers and writers.
+    """The meaning of an extension statement: copies by all threads, and barriers before and after them.
 
-    private: each thread copies for itself. unrolled: trips of a copy's loop up to which it is unrolled.
+    into: whether it copies into buffers, or out of them. private: whether each thread copies for itself.
+    unrolled: the largest number of iterations for which a copy loop is unrolled.
     """
 
     copies: tuple[BlockCopy, ...]
@@ -96,7 +97,7 @@ class CopyStatement:
     unrolled: int = 1
 
     def statement(self, outer: Sequence[Expr], launch: Launch) -> Stmt:
-        """The loop program of the statement whose dimensions are worth `outer`."""
+        """The loop program of the statement. outer: the values of its dimensions."""
         if self.private:
             return build.block(*(c.copy_by_thread(outer, launch, into=self.into) for c in self.copies))
         filled = {c.buffer.name for c in self.copies}
@@ -116,7 +117,11 @@ class CopyStatement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Promotion:
-    """Buffers, the replacements of references (by tag), and the meaning of extension statements (by name)."""
+    """The promotions of a kernel.
+
+    accesses: the replacements of references, by tag. stagings: the meaning of extension statements, by name.
+    contracted: the tensors that need no global memory any more.
+    """
 
     buffers: tuple[Buffer, ...] = ()
     accesses: Mapping[str, Promoted] = field(default_factory=dict)
@@ -126,12 +131,12 @@ class Promotion:
 
     @property
     def bytes(self) -> int:
-        """Shared memory that the buffers take."""
+        """The bytes of shared memory that the buffers take."""
         return sum(shared_bytes_of(b) for b in self.buffers if b.space is Space.SHARED)
 
     @property
     def ranks(self) -> Mapping[str, tuple[str, int]]:
-        """Per tag the name and the rank of the buffer."""
+        """For each tag, the name and the rank of the buffer."""
         return {tag: (p.buffer.name, len(p.buffer.shape)) for tag, p in self.accesses.items()}
 
     def functions(self, statement: str) -> list[isl.PwAff]:
@@ -170,13 +175,13 @@ def _is_of(tag: str, statement: str) -> bool:
 class PromotionContext:
     """The facts about the kernel for promotion at any scope.
 
-    tensors: the buffers of the tensors; local: those that are not read after the kernel.
-    order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, the thread of an instance.
-    instances: `S[i]` on the block and the thread that are parameters. budget: bytes of shared memory.
+    tensors: the buffers of the tensors. local: the tensors that are not read after the kernel.
+    order: `S[i] -> [time]`, the schedule without copies. threads: `S[i] -> [x, y, z]`, the thread of an instance.
+    instances: `S[i]`, those of the block and thread that are parameters. budget: bytes of shared memory.
     unrolled_loops: `S[i] -> [q]`, the unrolled loops.
-    register_tiled: the statements that read their operands from registers, which are filled by vectors.
-    unrolled: trips of a copy to shared memory up to which its loop is unrolled.
-    walks: cached instances of neighboring threads in sets of instances.
+    register_tiled: the statements that read their operands from registers, which are loaded as vectors.
+    unrolled: the largest number of iterations for which a loop that copies to shared memory is unrolled.
+    walks: cached instances of neighboring threads (see `thread_strides`).
     """
 
     references: tuple[Reference, ...]
@@ -193,7 +198,7 @@ class PromotionContext:
     walks: dict[isl.Set, NeighborInstances | None] = field(default_factory=dict)
 
     def memory(self, group: ReferenceGroup) -> Buffer:
-        """The memory that the elements of a group are copied from."""
+        """The buffer from which the elements of a group are copied."""
         return self.tensors[group.lookup.tensor if group.lookup is not None else group.tensor]
 
     @property
@@ -201,7 +206,7 @@ class PromotionContext:
         return frozenset(r.tensor for r in self.references if r.writes)
 
     def tensors_accessed_elsewhere(self, scope: isl.UnionMap, promoted: Mapping[str, Promoted]) -> frozenset[str]:
-        """The tensors that instances outside of `scope`, or references not promoted, touch."""
+        """The tensors that instances outside of `scope`, or references that are not promoted, access."""
         inside = scope.domain().project_out_all_params()
         found = set()
         for r in self.references:
@@ -219,11 +224,11 @@ def promote_shared(
     only: frozenset[str] | None = None,
     inner: Sequence[isl.UnionMap] = (),
 ) -> tuple[isl.ScheduleNode, Promotion]:
-    """`node` with copies around its subtree, and `done` with their promotions; unchanged if no group gains.
+    """`node` with copies around its subtree, and `done` extended by their promotions; unchanged if no group gains.
 
     Args:
         only: the tensors that may be promoted; None for all.
-        inner: scopes below, in all of which a group must be the same.
+        inner: scopes below `node`; a group must access the same elements in each of them.
     """
     free = [r for r in around.references if r.tag not in done.accesses and (only is None or r.tensor in only)]
     if not free:
@@ -261,19 +266,19 @@ def promote_shared(
 
 
 def fresh_buffer_name(stem: str, done: Promotion, chosen: Sequence[tuple[ReferenceGroup, Buffer]]) -> str:
-    """`stem`, or that with a number where it is taken."""
+    """`stem`, followed by a number if that name is taken."""
     taken = {b.name for b in (*done.buffers, *(b for _, b in chosen))}
     names = (f"{stem}{n or ''}" for n in count())
     return next(name for name in names if name not in taken)
 
 
 def shared_bytes_of(buffer: Buffer) -> int:
-    """Bytes of shared memory that a buffer takes, aligned to 16."""
+    """The bytes of shared memory that a buffer takes, rounded up to 16."""
     return -(-buffer.bytes // 16) * 16
 
 
 def band_prefix(prefix: isl.MultiUnionPwAff, reference: Reference) -> isl.MultiPwAff:
-    """`S[i] -> [c]` for the statement of `reference`, at every point; points without instances do not matter."""
+    """`S[i] -> [c]` for the statement of `reference`, extended to all points if it is a single affine function."""
     space = reference.relation.domain().get_space()
     found = prefix.extract_multi_pw_aff(space)
     parts = isl.PwAffList.alloc(space.get_ctx(), found.dim(OUT))
@@ -283,7 +288,7 @@ def band_prefix(prefix: isl.MultiUnionPwAff, reference: Reference) -> isl.MultiP
 
 
 def _drop_domain(f: isl.PwAff) -> isl.PwAff:
-    """A function of one piece without its domain."""
+    """`f` defined everywhere if it has a single piece, else unchanged."""
     pieces: list[isl.Aff] = []
     f.foreach_piece(lambda _, aff: pieces.append(aff))
     return isl.PwAff.from_aff(pieces[0]) if len(pieces) == 1 else f
@@ -295,7 +300,7 @@ def _drop_domain(f: isl.PwAff) -> isl.PwAff:
 def _rank_promotable_groups(
     references: Sequence[Reference], scope: isl.UnionMap, around: PromotionContext, inner: Sequence[isl.UnionMap]
 ) -> list[tuple[ReferenceGroup, list[ThreadStrides]]]:
-    """The groups that gain, those with most accesses saved per byte first; each with how its references step."""
+    """The groups that gain, by accesses saved per byte, the best first; each with the strides of its references."""
     found = []
     for mine in reference_groups(references, scope, bounding_box).values():
         for group in mine:
@@ -318,7 +323,7 @@ def _rank_promotable_groups(
 
 
 def _has_only_affine_references(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> bool:
-    """Not where another reference to the tensor below the scope, left out of every group, could see an old value."""
+    """False if the group writes and a reference below the scope that is in no group could read a stale value."""
     if not group.writes:
         return True
     live = [r for r in around.references if r.tensor == group.tensor]
@@ -328,7 +333,7 @@ def _has_only_affine_references(group: ReferenceGroup, scope: isl.UnionMap, arou
 
 
 def _is_steady(group: ReferenceGroup, inner: isl.UnionMap) -> bool:
-    """Whether the group touches the same elements at all points of the scope `inner` with equal outer dimensions."""
+    """Whether the group accesses the same elements at all points of the scope `inner` with equal outer dimensions."""
     touched = [f for r in group.references if (f := reference_footprint(r, inner)) is not None]
     if not touched:
         return True
@@ -340,14 +345,14 @@ def _is_steady(group: ReferenceGroup, inner: isl.UnionMap) -> bool:
 
 
 def is_quasi_affine(wanted: isl.Map) -> bool:
-    """Whether formulas without a search say which elements those are."""
+    """Whether membership in `wanted` can be tested by formulas, without a search."""
     parts = wanted.wrap().compute_divs().get_basic_sets()
     affs = [c.get_aff() for part in parts for c in part.get_constraints()]
     return not any(a.get_div(k).is_nan() for a in affs for k in range(a.dim(isl.dim_type.div)))
 
 
 def _is_injective(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
-    """Whether no element of the box is used twice."""
+    """Whether no element is accessed twice below the scope."""
     uses = isl.UnionMap.empty(scope.get_space())
     for r in group.references:
         mine = scope.range_product(isl.UnionMap.from_map(r.relation))
@@ -358,14 +363,14 @@ def _is_injective(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
 
 
 def _count_statement_instances(reference: Reference, scope: isl.UnionMap) -> int:
-    """How many instances of the statement of `reference`, at most, a point of the scope has."""
+    """An upper bound of the number of instances of the statement of `reference` per point of the scope."""
     mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
     below = isl.Map.from_union_map(mine).reverse()
     return prod(_count_values_along_dim(below, d) for d in range(below.dim(OUT)))
 
 
 def _count_values_along_dim(below: isl.Map, d: int) -> int:
-    """How many values dimension `d` takes for one input, gaps counted; 1 if that is not bounded."""
+    """The size of the range of dimension `d` for one input, including gaps; 1 if it is unbounded."""
     line = below.project_out(OUT, d + 1, below.dim(OUT) - d - 1).project_out(OUT, 0, d)
     most = line.range_product(line).range().unwrap().deltas().dim_max_val(0)
     return most.to_python() + 1 if most.is_int() else 1
@@ -382,7 +387,7 @@ def _insert_copies(
     accesses: Mapping[str, Promoted],
     number: int,
 ) -> tuple[isl.ScheduleNode, Mapping[str, CopyStatement], frozenset[str]]:
-    """`node` with the extension statements that copy in and out, their meaning, and the tensors they never touch."""
+    """`node` with extension statements that copy in and out, their meaning, and the tensors that need no memory."""
     points = isl.Set.from_union_set(scope.range())
     repeats = not isl.Map.from_range(points).is_single_valued()
     elsewhere = around.tensors_accessed_elsewhere(scope, accesses)
@@ -421,7 +426,7 @@ def graft(node: isl.ScheduleNode, name: str, points: isl.Set, *, after: bool) ->
 
 
 def _elements_to_copy(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> list[isl.Map | None]:
-    """The elements to copy in: those read before they are written; None for the whole box of a read-only tensor."""
+    """The copies in (at most one): of elements read before they are written, or None for all of a read-only tensor."""
     if not group.reads:
         return []
     if group.tensor not in around.written_tensors:
@@ -433,7 +438,7 @@ def _elements_to_copy(group: ReferenceGroup, scope: isl.UnionMap, around: Promot
 def indirect_source(
     group: ReferenceGroup, around: PromotionContext, promoted: Mapping[str, Promoted]
 ) -> IndirectSource | None:
-    """How a copy finds the elements of a group: through tables that are already in shared memory, if possible."""
+    """The source of a copy for a group with data-dependent subscripts, read from shared memory if possible, or None."""
     if group.lookup is None:
         return None
     plain = {r.tag for r in around.references if r.lookup is None}
@@ -455,7 +460,7 @@ def copy_statement(
     only: isl.Map | None,
     found: IndirectSource | None = None,
 ) -> BlockCopy:
-    """The copy of `only`, or of all of the box that lies in the tensor; for a looked-up group, of all of it."""
+    """The copy of `only`, or if None of all elements of the box in the tensor; with `found`, of the footprint."""
     if found is not None:
         lanes = gcd(indirect_copy_lanes(tensor, group, points), *buffer.strides[:-1])
         return BlockCopy(tensor, buffer, group.box, points, group.footprint, lanes, found)
@@ -473,10 +478,10 @@ def written_elements(group: ReferenceGroup, scope: isl.UnionMap) -> isl.Map:
 
 
 def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.UnionMap) -> isl.Map | None:
-    """`[c] -> T[x]`: the elements of the group that are read below the scope before anything there writes them.
+    """`[c] -> T[x]`: the elements of the group that are read below the scope before they are written there, or None.
 
     Raises:
-        CannotLower: that would take isl too long.
+        CannotLower: finding them would take isl too long.
     """
     reading = [r for r in group.references if r.reads and not _is_initialized(r, group, scope)]
     if not reading:
@@ -496,7 +501,7 @@ def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.Unio
 
 
 def _is_initialized(reference: Reference, group: ReferenceGroup, scope: isl.UnionMap) -> bool:
-    """Whether every element of `reference` gets its first value below the scope."""
+    """Whether every element that `reference` accesses is initialized below the scope."""
     starter = next((r for r in group.references if r.tag == reference.init_ref), None)
     first = None if starter is None else reference_footprint(starter, scope)
     touched = reference_footprint(reference, scope)

@@ -1,4 +1,4 @@
-"""Promotion in the schedule tree of a kernel: its scopes, and their order."""
+"""Drive promotion in the schedule tree of a kernel: choose the scopes and their order."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def promote_kernel(
     options: MappingOptions,
     target: GpuTarget,
 ) -> tuple[isl.Schedule, Promotion]:
-    """The schedule of a kernel with copies, and their promotions.
+    """The schedule of a kernel with copies, and the promotions that these implement.
 
-    Scopes are the marks of the tree. "tile" promotes the results of one leaf for another, to registers if each thread
-    reads its own. "elements" promotes accumulators, and operands that all tiles of terms share; "shared" the other
-    operands that threads share, "registers" the others that a thread reuses. If options set the depth, there is one
-    mark.
+    Scopes are the marks of the tree. At "tile", results that one leaf passes to another are promoted, to registers if
+    each thread reads its own. At "elements", accumulators are promoted, and operands that all tiles of terms share; at
+    "shared", other operands that threads share; at "registers", others that a thread reuses. If options set the depth,
+    there is a single mark.
 
     Args:
-        plain: the schedule without collective operations: isl cannot order the statements of a tree with extensions.
-        tensors: the buffers of those that may be promoted. local: those that are not read after the kernel.
-        shared: buffers in shared memory that the kernel has already.
+        plain: the schedule without collectives, because isl cannot order the statements of a tree with extensions.
+        tensors: the buffers of tensors that may be promoted. local: tensors that are not read after the kernel.
+        shared: buffers that the kernel already has in shared memory.
     """
     if not (options.shared_memory or options.private_memory):
         return schedule, Promotion()
@@ -70,17 +70,17 @@ def promote_kernel(
             if step.mark == mark and (crossing or not step.crossing):
                 only = crossing if step.crossing else None
                 promoted = _promote_shared_step if step.space is Space.SHARED else _promote_registers_step
-                with suppress(CannotLower):  # the tensors stay where they are
+                with suppress(CannotLower):  # skip this promotion
                     schedule, done = promoted(schedule, step, number, around, done, only)
     return schedule, done
 
 
 @dataclass(frozen=True, slots=True)
 class _PromotionStep:
-    """Promotion to `space` at the marks of a name.
+    """Promotion to `space` at the marks named `mark`.
 
-    crossing: only of tensors that several leaves touch. steady: only of boxes that are the same at the marks of that
-    name below.
+    crossing: whether to promote only tensors that several leaves access. steady: if given, promote only boxes that are
+    the same at all inner marks of this name.
     """
 
     mark: str
@@ -102,16 +102,16 @@ _PRIVATE = (
 
 
 def _list_promotion_steps(options: MappingOptions) -> tuple[_PromotionStep, ...]:
-    """The promotions at the marks; registers first at each."""
+    """The promotion steps that `options` request; at each mark, registers come first."""
     shared = _SHARED if options.shared_depth < 0 else (_PromotionStep(SHARED_DEPTH, Space.SHARED),)
     private = _PRIVATE if options.private_depth < 0 else (_PromotionStep(PRIVATE_DEPTH, Space.REGISTER),)
     return (*(private if options.private_memory else ()), *(shared if options.shared_memory else ()))
 
 
 def _collect_marks(schedule: isl.Schedule) -> list[tuple[str, int]]:
-    """The marks, outer ones first, each with the number of marks of its name before it.
+    """The marks, outermost first, so that inner copies start from outer ones.
 
-    So copies at inner marks start from outer copies.
+    Each is (name, number of earlier marks of this name in the tree).
     """
     found: list[tuple[int, str, int]] = []
 
@@ -127,7 +127,7 @@ def _collect_marks(schedule: isl.Schedule) -> list[tuple[str, int]]:
 
 
 def _tensors_of_several_leaves(plan: KernelPlan) -> frozenset[str]:
-    """The tensors that several leaves touch."""
+    """The tensors that several leaves access."""
     touched = [{t for n in leaf.leaf.nodes for t in n.tensors} for leaf in plan.leaves]
     return frozenset(t for k, mine in enumerate(touched) for t in mine if any(t in other for other in touched[:k]))
 
@@ -147,7 +147,7 @@ def _promote_shared_step(
 
 
 def _scopes_below(node: isl.ScheduleNode, mark: str) -> tuple[isl.UnionMap, ...]:
-    """The scopes of the marks of a name below `node`."""
+    """The scopes of the marks named `mark` below `node`."""
     found: list[isl.UnionMap] = []
 
     def visit(below: isl.ScheduleNode) -> bool:
@@ -186,7 +186,7 @@ def is_mark(node: isl.ScheduleNode, name: str) -> bool:
 
 
 def _find_mark(schedule: isl.Schedule, name: str, number: int) -> isl.ScheduleNode:
-    """The mark of that name with this number."""
+    """The mark at position `number` among those of this name."""
     return _all_marked(schedule, name)[number]
 
 

@@ -1,4 +1,4 @@
-"""The accesses of units as references, and units with their accesses moved to where promotion keeps the elements."""
+"""Collect the accesses of units as references, and redirect accesses to promoted buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def references_of(units: Collection[Unit], function: BoundFunction, context: isl.Context) -> tuple[Reference, ...]:
-    """Every occurrence of a tensor in `units`: writes, then reads, in the order of the text."""
+    """Every occurrence of a tensor in `units`; for each unit the write, then reads in the order of the text."""
     return tuple(r for u in units for r in _of_unit(u, function, context))
 
 
@@ -32,7 +32,7 @@ def _of_unit(unit: Unit, function: BoundFunction, context: isl.Context) -> Itera
             s.reduction is not None and not s.initialize and unit.phase is not Phase.INIT
         )
         yield _make_reference(unit, "w", written, function, context, reads=updates, writes=True)
-        for n, access in enumerate(e for root in s.subscripts for e in _collect_accesses(root)):  # data says where
+        for n, access in enumerate(e for root in s.subscripts for e in _collect_accesses(root)):  # data-dependent
             yield _make_reference(unit, f"s{n}", access, function, context, reads=True, writes=False)
     if unit.phase in (Phase.WHOLE, Phase.UPDATE, Phase.PARTIAL):
         for n, access in enumerate(_collect_accesses(s.value)):
@@ -54,7 +54,7 @@ def _make_reference(
     reads: bool,
     writes: bool,
 ) -> Reference:
-    """A reference. Guarded accesses touch the element at their subscripts if it lies in the tensor, else none."""
+    """The reference of `access`. A guarded access is to the element at its subscripts, or to none if out of bounds."""
     shape = function.tensor(access.tensor).shape
     texts = [quasi_affine(e) for e in access.subscripts]
     names = [f"x{d}" for d in range(len(texts))]
@@ -75,9 +75,9 @@ def _make_reference(
 
 
 def _make_indirect_access(unit: Unit, number: int, access: tc.Access, context: isl.Context) -> IndirectAccess | None:
-    """How the read with that number finds its element; None if it may have none.
+    """The data-dependent access of read number `number`; None if it is guarded, or has no coordinates.
 
-    The coordinates are the largest parts of the subscripts that are affine: `T(i + I(j,k), l)` has i, j, k, l.
+    The coordinates are the largest affine parts of the subscripts: `T(i + I(j,k), l)` has i, j, k, l.
     """
     inner = [e for root in access.subscripts for e in _collect_accesses(root)]
     if access.guarded or any(e.guarded for e in inner):
@@ -101,20 +101,20 @@ def _make_indirect_access(unit: Unit, number: int, access: tc.Access, context: i
 
 
 def coordinate_name(k: int) -> str:
-    """The name of a coordinate in the subscripts of a `IndirectAccess`."""
+    """The name of a coordinate in the subscripts of an `IndirectAccess`."""
     return f"y{k}"
 
 
 def coordinates_by_name(values: Sequence[T]) -> dict[str, T]:
-    """The values of the coordinates by their names."""
+    """`values` of the coordinates, keyed by name."""
     return {coordinate_name(k): v for k, v in enumerate(values)}
 
 
 def with_coordinates(references: Sequence[Reference]) -> tuple[Reference, ...]:
-    """`references` with looked-up elements, if nothing is written on the way, as tensors over the coordinates.
+    """`references` with data-dependent reads replaced by reads of virtual tensors over the coordinates.
 
-    Reads with the same lookup share such a tensor. It has no memory of its own: looking up fills a copy of a box of it,
-    with one element at each coordinate.
+    This needs that neither the tensor nor its subscripts are written. Reads with the same lookup share a tensor. It has
+    no memory: copies of boxes of it are filled by looking up the element at each coordinate.
     """
     written = {r.tensor for r in references if r.writes}
     names: dict[tuple[str, tuple[tc.Expr, ...]], str] = {}
@@ -136,9 +136,9 @@ def with_coordinates(references: Sequence[Reference]) -> tuple[Reference, ...]:
 
 
 def with_moved_accesses(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> Unit:
-    """`unit` with the accesses whose tags are in `buffers`, each with a name and a rank, moved to those buffers.
+    """`unit` with the accesses whose tags are in `buffers` redirected to these buffers, given as (name, rank).
 
-    The subscripts there are indices of their own, named by `subscript_name`.
+    The new subscripts are further indices, named by `subscript_name`.
     """
     numbers = {"r": count(), "s": count()}
 
@@ -161,7 +161,7 @@ def with_moved_accesses(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> U
 
 
 def subscript_name(tag: str, d: int) -> str:
-    """The name of the index that is dimension `d` of the access with that tag."""
+    """The name of the index that subscripts dimension `d` of the redirected access `tag`."""
     return f"{tag}.{d}"
 
 

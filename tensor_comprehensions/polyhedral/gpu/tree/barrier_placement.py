@@ -1,8 +1,8 @@
-"""The placement of barriers: between leaves that conflict across threads.
+"""Place barriers between leaves that conflict across threads.
 
-Rows of a kernel are coincident, so no dependence leaves a tile: only the sequence of leaves inside a tile has to be in
-order. Every pair of leaves with a conflict across threads needs a barrier somewhere between them, of the warp if its
-threads are in one warp. Dynamic programming finds the fewest barriers of the block, then of warps.
+Rows of a kernel are coincident, so no dependence leaves a tile, and only the leaves inside a tile need ordering. Every
+pair of leaves with a conflict across threads needs a barrier between them; a warp barrier suffices if the conflicts
+stay in warps. Dynamic programming finds the fewest block barriers, then the fewest warp barriers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..promote.references import references_of
 
 
 class SyncLevel(IntEnum):
-    """How far apart threads are that must wait for each other."""
+    """The group of threads that must synchronize."""
 
     NONE = 0
     WARP = 1
@@ -33,7 +33,7 @@ class SyncLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Leaf `after` must wait, at that level, for threads of leaf `before`."""
+    """A required barrier of at least `level` between the leaves `before` and `after`, given by position."""
 
     before: int
     after: int
@@ -41,12 +41,12 @@ class Wait:
 
 
 def kernel_barriers(scop: Scop, plan: KernelPlan) -> tuple[SyncLevel, ...]:
-    """For each leaf, the barrier before it."""
+    """For each leaf, the level of the barrier before it."""
     return place_barriers(len(plan.leaves), required_barriers(scop, plan))
 
 
 def required_barriers(scop: Scop, plan: KernelPlan) -> tuple[Wait, ...]:
-    """The pairs of leaves that conflict across threads."""
+    """The pairs of leaves that conflict across threads, with the level that they need."""
     if prod(plan.launch.block) == 1 or len(plan.leaves) == 1:
         return ()
     relations = [_Relations.of(scop, plan, leaf) for leaf in plan.leaves]
@@ -60,14 +60,15 @@ def required_barriers(scop: Scop, plan: KernelPlan) -> tuple[Wait, ...]:
 
 
 def place_barriers(count: int, wanted: Sequence[Wait]) -> tuple[SyncLevel, ...]:
-    """For each of `count` statements in a row, the barrier before it, so that every wait has a barrier inside.
+    """For each of `count` consecutive leaves, the level of the barrier before it, so that `wanted` are satisfied.
 
-    The fewest barriers of the block, and among those choices the fewest of warps, as early as possible.
+    This uses the fewest block barriers, then the fewest warp barriers, as early as possible.
     """
 
     @cache
     def best(k: int, block: int, either: int) -> tuple[tuple[int, int], tuple[SyncLevel, ...]]:
-        """For statements from `k` on, with the last barriers before `block` (any before `either`); -1 for none."""
+        """(cost, levels) for leaves from `k` on. block: the last leaf with a block barrier before it; either: with any
+        barrier; -1: none."""
         if k == count:
             return (0, 0), ()
         options = []
@@ -85,7 +86,7 @@ def place_barriers(count: int, wanted: Sequence[Wait]) -> tuple[SyncLevel, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Relations:
-    """The accesses of one leaf, and where each instance runs: `S[i] -> [tile]` and `S[i] -> [t0, t1, t2]`."""
+    """The accesses of one leaf, and by unit the tile and thread of instances: `S[i] -> [tile]` and `[t0, t1, t2]`."""
 
     references: tuple[Reference, ...]
     tiles: dict[str, isl.Map]
@@ -104,7 +105,7 @@ def _make_instance_map(unit: Unit, values: Sequence[str]) -> isl.Map:
 
 
 def _find_sync_level(first: _Relations, second: _Relations, plan: KernelPlan) -> SyncLevel:
-    """How far the conflicts between two leaves reach."""
+    """The level of synchronization that the conflicts between two leaves need."""
     level = SyncLevel.NONE
     for a in first.references:
         for b in second.references:
@@ -128,5 +129,5 @@ def _conflict_sync_level(
 
 
 def _is_identity(moved: isl.Map) -> bool:
-    """Whether every pair has equal ends."""
+    """Whether the relation only contains pairs of equal elements."""
     return bool(moved.is_subset(isl.Map.identity(moved.get_space())))

@@ -1,7 +1,6 @@
-"""Schedule trees as values: built in Python, read by isl.
+"""Schedule trees as Python values, which are printed as text for isl to parse.
 
-isl reads a tree from text, so that building one is printing one. Blocks and threads are the parameters `b0 b1 b2` and
-`t0 t1 t2` of its sets.
+Blocks and threads are the parameters `b0 b1 b2` and `t0 t1 t2` of the sets.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ PARAMETERS = f"[{', '.join((*BLOCK_IDS, *THREAD_IDS))}] -> "
 
 @dataclass(frozen=True, slots=True)
 class MappedBandMember:
-    """A loop: its value for each unit, by name, as text in isl's notation over the unit's indices."""
+    """A loop. values: (name of a unit, the loop's value as isl text in terms of the unit's indices)."""
 
     values: tuple[tuple[str, str], ...]
     coincident: bool
     label: str
-    """The label for people: the index, and the part of it that the loop walks."""
+    """The label for display: the index, and the part of it that the loop iterates."""
 
     def value(self, unit: Unit) -> str:
         return dict(self.values)[unit.name]
@@ -43,9 +42,9 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """The instances that run in the block, or on the thread, that this is: `identifier = value` for every unit.
+    """A mapping to blocks or threads: a filter `identifier = value` for every unit.
 
-    values: (identifier, number of values it takes, value of each unit by name).
+    values: (identifier, its extent, the value for each unit by name).
     """
 
     values: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...]
@@ -62,7 +61,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class SequenceNode:
-    """Children one after another. domain: isl's text of the values that the loops above take, for the collectives."""
+    """Children one after another. domain: the values of the enclosing loops as isl text; used for collectives."""
 
     children: tuple[tuple[tuple[Unit, ...], Tree] | Collective, ...]
     domain: str
@@ -70,7 +69,7 @@ class SequenceNode:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in the tree that a later step looks for."""
+    """A named mark in the tree, which later steps search for."""
 
     name: str
     child: Tree
@@ -85,7 +84,7 @@ Tree = Band | Mapping | SequenceNode | Mark | Empty
 
 
 def tree_to_isl(context: isl.Context, units: Sequence[Unit], tree: Tree) -> isl.Schedule:
-    """The tree in isl's own form, below its domain."""
+    """The isl schedule of `tree`, with the domain of `units`."""
     domain = "{ " + "; ".join(u.domain for u in units) + " }"
     return isl.Schedule.read_from_str(context, f'{{ domain: "{domain}"{_print_child(tree)} }}')
 
@@ -146,10 +145,10 @@ def _print_sequence(tree: SequenceNode) -> str:
 
 
 def with_mark(tree: Tree, name: str, depth: int, *, threads: bool) -> Tree:
-    """`tree` with a mark of that name on every way down where `depth` loops are around; bands are split there.
+    """`tree` with a mark named `name` on every path, inside `depth` loops; bands are split there.
 
-    threads: the mark is for one thread, as far down as that depth goes; else for all of a block, as far up, and where
-    threads are mapped above that depth there is none.
+    threads: whether the mark is for single threads: then it is placed as far down as this depth allows. Otherwise it is
+    for the whole block: as far up, and left out where threads are mapped above this depth.
     """
     match tree:
         case Mark() if depth or threads:
@@ -177,7 +176,7 @@ def with_mark(tree: Tree, name: str, depth: int, *, threads: bool) -> Tree:
 
 
 def without_collectives(tree: Tree) -> Tree:
-    """The same order of the same instances, alone."""
+    """`tree` without its collectives; the order of instances is the same."""
     match tree:
         case Empty():
             return tree
@@ -191,7 +190,7 @@ def without_collectives(tree: Tree) -> Tree:
 
 
 def format_tree(tree: Tree) -> Iterator[str]:
-    """The lines of a tree, for people."""
+    """The lines of a tree, for display."""
     match tree:
         case Empty():
             pass

@@ -1,8 +1,8 @@
-"""Verification of the final tree of a kernel by isl: on in tests and with TC_VERIFY.
+"""Verify the final tree of a kernel with isl; enabled in tests and with TC_VERIFY.
 
-Conflicts are pairs of instances that touch one element, one of them writing. A kernel is right if every conflict stays
-in one block, keeps the order of the program, and is either inside one thread or has a barrier between its ends that all
-threads of the block reach.
+A conflict is a pair of instances that access the same element, at least one of them writing. A kernel is correct if
+every conflict stays in one block, keeps the order of the program, and is either inside one thread or separated by a
+barrier that all participating threads reach.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .schedule_tree import (
 
 
 def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[SyncLevel]) -> None:
-    """Raise InternalError unless `tree`, with barriers of `levels` before the leaves, runs `plan` rightly."""
+    """Raise InternalError unless `tree`, with barriers of `levels` before the leaves, executes `plan` correctly."""
     _check_tree_structure(tree, plan, mapped=False)
     if any(leaf.cooperative and leaf.leaf.interleaves_reductions for leaf in plan.leaves):
         raise InternalError("threads add terms of several elements to one register")
@@ -53,13 +53,13 @@ def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[Sync
             if conflicts.is_empty():
                 continue
             _in_one_block(conflicts, plan, first[2], second[2])
-            if first[2].phase is not Phase.UPDATE or first[2] != second[2]:  # terms combine in any order
+            if first[2].phase is not Phase.UPDATE or first[2] != second[2]:  # terms may be combined in any order
                 _verify_conflict_order(conflicts, order)
             _verify_sync(conflicts, plan, first, second, levels)
 
 
 def _make_conflict_map(a: Reference, b: Reference, first: Unit, second: Unit) -> isl.Map:
-    """The pairs of instances that meet in an element, the earlier of the program first."""
+    """The pairs of instances that access the same element, the one that is earlier in the program first."""
     pairs = a.relation.apply_range(b.relation.reverse())
     if first == second:
         pairs = pairs.intersect(
@@ -71,7 +71,7 @@ def _make_conflict_map(a: Reference, b: Reference, first: Unit, second: Unit) ->
 
 
 def _in_one_block(conflicts: isl.Map, plan: KernelPlan, first: Unit, second: Unit) -> None:
-    """No conflict leaves its tile, let alone its block."""
+    """Require that no conflict leaves its tile, and so its block."""
     rows = range(len(plan.sizes))
     tiles = [_make_instance_map(u, [plan.tile(k, u) for k in rows]) for u in (first, second)]
     moved = conflicts.apply_domain(tiles[0]).apply_range(tiles[1])
@@ -94,7 +94,7 @@ Place = tuple[int, NestPlan, Unit]
 def _verify_sync(
     conflicts: isl.Map, plan: KernelPlan, first: Place, second: Place, levels: Sequence[SyncLevel]
 ) -> None:
-    """Conflicts between threads have a barrier between their leaves; inside a leaf there are none."""
+    """Require sufficient barriers between leaves with conflicts across threads, and no such conflicts inside a leaf."""
     threads = [_make_instance_map(unit, thread_values(plan, leaf, unit)) for _, leaf, unit in (first, second)]
     moved = conflicts.apply_domain(threads[0]).apply_range(threads[1])
     if _is_identity(moved):
@@ -108,7 +108,7 @@ def _verify_sync(
 
 
 def _check_tree_structure(tree: Tree, plan: KernelPlan, *, mapped: bool) -> None:
-    """Threads are mapped once on every way down, loops above collectives are the same for all threads."""
+    """Require that every path maps threads once, and that loops around collectives are the same for all threads."""
     match tree:
         case Empty():
             if not mapped and max(plan.launch.block) > 1:
