@@ -17,7 +17,7 @@ from ..cpu.lower import split_initialization
 from ..schedule.fusion import (
     FusionGroup,
     FusionObjection,
-    Object,
+    ObjectionFn,
     fuse_consecutive,
     fuse_independent,
     partition_statements,
@@ -141,7 +141,7 @@ def _fuse_launch_bound_neighbors(
     return tuple(found)
 
 
-def _chain_groups(scop: Scop, groups: Sequence[FusionGroup], object_to: Object) -> tuple[FusionGroup, ...]:
+def _chain_groups(scop: Scop, groups: Sequence[FusionGroup], object_to: ObjectionFn) -> tuple[FusionGroup, ...]:
     """Fuse consecutive groups as a whole: the first node of a later layer may share no tensor with the earlier one."""
     found: list[FusionGroup] = []
     for group in groups:

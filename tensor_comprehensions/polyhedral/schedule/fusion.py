@@ -93,7 +93,7 @@ class FusionObjection:
     numbers: tuple[tuple[str, float], ...] = ()
 
 
-Object = Callable[[FusionGroup, FusionGroup, FusionGroup], FusionObjection | None]
+ObjectionFn = Callable[[FusionGroup, FusionGroup, FusionGroup], FusionObjection | None]
 """(group so far, the node alone, both fused) -> the objection to fusing them, or None."""
 Join = Callable[[FusionGroup, ScopStatement, Sequence[ScopStatement]], FusionGroup | None]
 Merge = Callable[[FusionGroup, FusionGroup], FusionGroup | None]
@@ -102,7 +102,7 @@ Merge = Callable[[FusionGroup, FusionGroup], FusionGroup | None]
 def partition_statements(
     scop: Scop,
     fusion: str,
-    object_to: Object,
+    object_to: ObjectionFn,
     join: Join | None = None,
     merge: Merge | None = None,
 ) -> tuple[FusionGroup, ...]:
@@ -142,7 +142,7 @@ def record_groups(
     scop: Scop,
     groups: Sequence[FusionGroup],
     fusion: str,
-    object_to: Object,
+    object_to: ObjectionFn,
     objections: Mapping[str, FusionObjection] | None = None,
 ) -> None:
     """Record which nodes share loops, and why each group was not fused with the previous one.
@@ -176,9 +176,7 @@ def record_groups(
         ]
         size = sum(_tensor_bytes(scop, t) for t in handed_on)
         numbers = (*found.numbers, ("bytes through memory", float(size)))
-        through = tuple(
-            Rival(t, float(_tensor_bytes(scop, t)), "written by one kernel, read by the next") for t in handed_on
-        )
+        through = tuple(Rival(t, float(_tensor_bytes(scop, t)), HANDED_ON) for t in handed_on)
         both = statements_of((*before.nodes, *group.nodes))
         note_decision(Decision("fusion", both, NOT_FUSED, found.why, numbers, through))
 
@@ -192,7 +190,7 @@ def _tensor_bytes(scop: Scop, name: str) -> int:
     return tensor.size * tensor.dtype.size
 
 
-def _find_objection(scop: Scop, before: FusionGroup, group: FusionGroup, object_to: Object) -> FusionObjection:
+def _find_objection(scop: Scop, before: FusionGroup, group: FusionGroup, object_to: ObjectionFn) -> FusionObjection:
     """The objection to fusing two consecutive groups; with an empty reason if there is none."""
     joined = _fuse_node(scop, before, group.nodes[0])
     return APART if joined is None else object_to(before, group, joined) or FusionObjection("")
