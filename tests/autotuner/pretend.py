@@ -64,9 +64,9 @@ class Pretend:
         self,
         seconds: Callable[[CpuOptions], float] = landscape,
         change: Callable[[CpuOptions, pb.Reply], None] = lambda options, reply: None,
-        race_without_noise: Callable[[CpuOptions], float] | None = None,
+        raced: Callable[[CpuOptions], float] | None = None,
     ) -> None:
-        self.seconds, self.change, self.raced = seconds, change, race_without_noise or seconds
+        self.seconds, self.change, self.raced = seconds, change, raced or seconds
         self.asked: list[CpuOptions] = []
         self.closed = False
 

@@ -155,7 +155,7 @@ def test_a_failure_leaves_the_others_their_turn(
             raise ValueError("no such luck")
         return Row(benchmark.name, 2e-5, {"torch": 5e-5}, 40_000_000, 1.8e-5, 1e-7)
 
-    monkeypatch.setattr(gpu, "measured", here)
+    monkeypatch.setattr(gpu, "measure_benchmark", here)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a CPU")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)

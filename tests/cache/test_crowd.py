@@ -23,9 +23,9 @@ CROWD = Path(__file__).parent / "crowd.py"
         pytest.param("same_key", id="fault_17_processes_that_keep_the_same"),
         pytest.param("different_keys", id="fault_18_processes_that_keep_different_things_lose_none"),
         pytest.param("one_of_them", id="fault_19_of_different_bytes_for_one_key_one_is_there_whole"),
-        pytest.param("evicted", id="fault_20_readers_during_eviction_miss"),
-        pytest.param("compacted", id="measurements_survive_everybody_compacting"),
-        pytest.param("killed", id="fault_6_writers_killed_a_hundred_times"),
+        pytest.param("check_eviction", id="fault_20_readers_during_eviction_miss"),
+        pytest.param("check_compaction", id="measurements_survive_everybody_compacting"),
+        pytest.param("check_killed_writers", id="fault_6_writers_killed_a_hundred_times"),
         pytest.param("held", id="faults_21_22_locks_of_stopped_and_killed_processes"),
     ],
 )

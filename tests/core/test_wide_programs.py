@@ -207,7 +207,7 @@ def emit_kernel_text(seed: int) -> str:
 
 def test_the_emitted_text_does_not_depend_on_hash_seeds() -> None:
     """It is the same in another process as in this one, whose seed is random."""
-    program = f"from {__name__} import emitted\nprint(*map(emitted, range(6)), sep='\\n')"
+    program = f"from {__name__} import emit_kernel_text\nprint(*map(emit_kernel_text, range(6)), sep='\\n')"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parents[2], env=os.environ | {"PYTHONHASHSEED": "1"},
         check=True, capture_output=True, text=True,
