@@ -288,7 +288,8 @@ def _verify_loop(s: Loop, place: _Place) -> None:
         s.step > 0 and s.grain > 0 and s.vector_factors[0] > 0 and s.vector_factors[1] >= 0,
         f"bad step, grain or factor of loop {s.var}",
     )
-    inner = place.bind(s.var, _INDEX, place.scope.in_loop(s), s.start, s.stop)
+    known = replace(s, start=_start_of_nonempty(s))
+    inner = place.bind(s.var, _INDEX, place.scope.in_loop(known), s.start, s.stop)
     if inner.threads is not None:
         _require(s.kind in (LoopKind.SERIAL, LoopKind.UNROLLED), f"loop {s.var} of a launch is {s.kind.value}")
         threads = inner.threads.bind_loop(s.var, s.start, s.stop)
@@ -298,6 +299,14 @@ def _verify_loop(s: Loop, place: _Place) -> None:
         private = frozenset(b.name for b in place.buffers.values() if b.space in (Space.REGISTER, Space.FRAGMENT))
         inner = replace(inner, parallel=True, hidden=private)
     _verify_stmt(s.body, inner)
+
+
+def _start_of_nonempty(s: Loop) -> Expr:
+    """The start of a loop if its body runs: that of min(start, stop) .. stop, which is never negative, is `start`."""
+    match s.start:
+        case Binary("min", start, stop) if stop == s.stop:
+            return start
+    return s.start
 
 
 def _verify_allocation(buffer: Buffer, place: _Place) -> None:

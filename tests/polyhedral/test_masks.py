@@ -198,6 +198,16 @@ def test_a_softmax_follows_from_minus_infinity() -> None:
     assert s["masked"].elements == s["weight"].elements == LOWER
 
 
+def test_the_verifier_accepts_tiles_of_a_mask_that_nothing_fulfills() -> None:
+    op = tc.define("""
+    def f(float(Q,E) A, float(E,K) B) -> (O) {
+        T(q,k) +=! A(q,e) * B(e,k)
+        O(q) +=! k >= 2 && k <= q + 1 ? tanh(T(q,k)) : 0
+    }""").f
+    given = torch.ones(1, 1), torch.ones(1, 4)
+    assert op.compile(*given, options=CpuOptions(tile=(8, 3)))(*given).tolist() == [0.0]
+
+
 def test_rows_without_a_term_stay_nan() -> None:
     s = restrict_statements(SOFTMAX.format(mask="k < q"))  # row 0 has none: its weights are NaN
     assert s["largest"].terms
