@@ -1,9 +1,9 @@
 """GPU tile programs: data tensors and thread tensors with hierarchical layouts.
 
-In: the notation of the paper on Graphene. Out: tensors, tiled and taken apart, with index expressions of the loop
-program; swizzles and descriptors for them.
-Always holds: a tensor finds exactly the elements that its operations say, with a predicate where sizes were enlarged,
-or an operation refuses and names both operands.
+In: the notation of the Graphene paper. Out: tiled and partitioned tensors, with index expressions of the loop program;
+swizzles and descriptors for them.
+Invariant: a tensor addresses exactly the elements that its operations define, with a predicate where sizes were padded,
+or an operation raises an error that names both operands.
 """
 
 from ..core.dtypes import BFLOAT16 as bf16

@@ -1,4 +1,4 @@
-"""Tensors and the headers of tile kernels from text; their printed form can be parsed again."""
+"""Parse tensors and the headers of tile kernels; their printed form can be parsed again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .tensors import DTYPE_NAMES, DTYPE_SPELLING, KINDS, MEMORY_NAMES, DataTenso
 
 
 def tensor(text: str) -> DataTensor:
-    """The data tensor that `text` writes, as `[(2,2):(2,16)].[(2,4):(1,4)].fp32.GL`.
+    """Parse a data tensor, e.g. `[(2,2):(2,16)].[(2,4):(1,4)].fp32.GL`.
 
-    A level without strides is row-major over its dimensions, and over the tiles inside.
+    A level without strides is row-major over its dimensions, and counts tiles of the inner levels.
 
     Raises:
         ArgumentError: the text is none; with the place of the mistake.
@@ -31,7 +31,7 @@ def tensor(text: str) -> DataTensor:
 
 
 def threads(text: str) -> ThreadTensor:
-    """The thread tensor that `text` writes, as `[2,2].[32].thread`; `block` instead of `thread` counts blocks.
+    """Parse a thread tensor, e.g. `[2,2].[32].thread`, or `block` instead of `thread` for a tensor of blocks.
 
     Raises:
         ArgumentError: the text is none; with the place of the mistake.
@@ -41,7 +41,7 @@ def threads(text: str) -> ThreadTensor:
 
 
 def header(text: str) -> Header:
-    """The parameters of a tile kernel, as `C:[M,N].fp16 <- A:[M,K].fp16, B:[N,K].fp16`.
+    """Parse the header of a tile kernel, e.g. `C:[M,N].fp16 <- A:[M,K].fp16, B:[N,K].fp16`.
 
     Raises:
         ArgumentError: the text is none; with the place of the mistake.
@@ -52,7 +52,7 @@ def header(text: str) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor that a tile kernel takes or gives: its sizes are numbers or symbols."""
+    """An input or output tensor of a tile kernel; each size is an integer or a symbol."""
 
     name: str
     shape: tuple[int | str, ...]
@@ -64,7 +64,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The outputs and inputs of a tile kernel; prints as it is written."""
+    """The outputs and inputs of a tile kernel; `str` gives its notation."""
 
     outputs: tuple[Parameter, ...]
     inputs: tuple[Parameter, ...]
@@ -74,14 +74,14 @@ class Header:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The names of sizes, as they occur in the inputs."""
+        """The symbolic sizes, in the order in which they occur in the inputs."""
         return tuple(dict.fromkeys(n for p in self.inputs for n in p.shape if isinstance(n, str)))
 
     def match_sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """The value of every symbol, for the shape of each input by its name.
+        """The value of every symbol, given the shape of each input by name.
 
         Raises:
-            ArgumentError: a shape has another rank or size than the header says, or another input has.
+            ArgumentError: the rank or a size of an input contradicts the header or another input.
         """
         known: dict[str, tuple[int, str]] = {}
         for p in self.inputs:
@@ -99,7 +99,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A level as written: its dimensions, its strides if given, and the token to mark in errors."""
+    """A parsed level: its dimensions, its layout if strides are given, and the token to mark in errors."""
 
     shape: tuple[IntTuple, ...]
     layout: Layout | None
@@ -192,7 +192,11 @@ def _look_up(table: Mapping[str, _V], what: str, token: Any) -> _V:
 
 
 def _make_tensor_levels(levels: Sequence[_Level]) -> tuple[TensorLevel, ...]:
-    """Levels with default strides: row-major, counting over the inner levels."""
+    """Tensor levels; one without strides is row-major, with the elements of the inner levels as its unit.
+
+    Raises:
+        NotationError: a level lacks strides around inner levels with gaps, or the tensor is too large.
+    """
     found: list[Layout] = []
     for level in reversed(levels):
         size, reach = prod(x.size for x in found), 1 + sum(x.cosize - 1 for x in found)

@@ -1,4 +1,4 @@
-"""The nodes of a tile program, frozen: specs of computations by a group of threads on tiles.
+"""The immutable nodes of a tile program: specs of computations by a group of threads on tiles.
 
 As in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 3: a spec has outputs, inputs,
 the threads that execute it and, once it is decomposed, a body of specs on smaller tiles; a leaf is an instruction.
@@ -21,8 +21,8 @@ class Spec:
     """The common fields of specs.
 
     Attributes:
-        outputs, inputs: the tiles.
-        threads: those of the block, or of the group that computes it together.
+        outputs, inputs: the operands.
+        threads: the threads that execute the spec together: the block, or a group of it.
         body: its decomposition; empty for a leaf, or if not decomposed yet.
     """
 
@@ -34,10 +34,10 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Move(Spec):
-    """Copies the input to the output, rounded if the types differ.
+    """Copies the input to the output, and rounds if the types differ.
 
-    done: the barrier whose phase ends with the bytes of the asynchronous copy.
-    blocks: of the cluster, each of which copies a part of the rows to all of them.
+    done: the barrier whose phase waits for the bytes of the asynchronous copy.
+    blocks: the blocks of the cluster that share the copy (multicast): each copies a part of the rows to all of them.
     """
 
     done: Barrier | None = None
@@ -46,9 +46,9 @@ class Move(Spec):
 
 @dataclass(frozen=True, slots=True)
 class MatMul(Spec):
-    """The output gets `A @ B.T` added, or `first` set, for inputs A: M x K and B: N x K.
+    """Adds `A @ B.T` to the output, or overwrites it if `first`, for inputs A: M x K and B: N x K.
 
-    products: "tf32": factors of float32 are rounded to it.
+    products: "tf32" to round float32 factors to tf32.
     """
 
     first: bool = False
@@ -59,7 +59,7 @@ class MatMul(Spec):
 class Map(Spec):
     """A pointwise function of the inputs, which are broadcast.
 
-    positions: further arguments, each with its position.
+    positions: arguments of `function` that are row or column indices, each with its argument number.
     """
 
     function: Callable[..., Any] = field(default=lambda x: x)
@@ -68,7 +68,7 @@ class Map(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Spec):
-    """The input combined along an axis by `op`: `+`, `*`, `min` or `max`."""
+    """Reduces the input along an axis by `op`: `+`, `*`, `min` or `max`."""
 
     op: str = "+"
     axis: int = 1
@@ -76,14 +76,14 @@ class Reduce(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Init(Spec):
-    """The output becomes a number."""
+    """Fills the output with a constant."""
 
     value: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Spec):
-    """Exchanges values: each value of the output is that of the lane whose number differs in the bits of a mask."""
+    """Butterfly shuffle: each value of the output comes from the lane `lane ^ mask`."""
 
     mask: int = 1
 
@@ -100,9 +100,9 @@ class Leaf(Spec):
     """A spec that one atom, or plain loads and stores of each thread, computes.
 
     Attributes:
-        kind: of the spec.
-        atom: its name in `loop_ir.atoms`, or another name of the instruction.
-        statement: the code of a thread.
+        kind: the kind of the spec.
+        atom: the name of the atom in `loop_ir.atoms`, or another name of the instruction.
+        statement: the code that each thread runs.
     """
 
     kind: str = "Move"
@@ -112,7 +112,7 @@ class Leaf(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A barrier: all threads of the block meet, and see each other's stores."""
+    """A barrier of all threads of the block, after which they see each other's stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,26 +122,26 @@ class SyncCluster:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The copies that this thread has begun become a group."""
+    """Makes the asynchronous copies that this thread has started a group (`cp.async.commit_group`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitCopies:
-    """Wait until at most `groups` groups of copies are not done."""
+    """Waits until at most `groups` groups of copies are pending."""
 
     groups: int
 
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """A tile exists from here to the end of the body that this is in."""
+    """Allocates a tile, which lives until the end of the enclosing body."""
 
     tile: MemoryView | RegisterFragment
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The body for each number from 0 to `stop`."""
+    """Runs the body for each value of `var` from 0 to `stop - 1`."""
 
     var: str
     stop: int | ir.Expr
@@ -150,7 +150,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """The body where a condition holds that all threads of the block, or of the role, agree on."""
+    """Runs the body if `condition` holds, which must be uniform over the block or role."""
 
     condition: ir.Expr
     body: tuple[Node, ...]
@@ -158,7 +158,7 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """The body with names for values."""
+    """Runs the body with names bound to values."""
 
     names: tuple[tuple[str, ir.Expr], ...]
     body: tuple[Node, ...]
@@ -169,7 +169,7 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A body for some warpgroups of the block; registers: of each thread from there on, 0 for no change."""
+    """A body that only some warpgroups run; registers: per thread from here on, 0 for no change."""
 
     threads: ThreadTensor
     registers: int
@@ -178,7 +178,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class MoveRegisters:
-    """Sets the number of registers of each thread of the role, more or fewer than before."""
+    """Sets the number of registers of each thread of the role (`setmaxnreg`); `grows` if that is an increase."""
 
     count: int
     grows: bool
@@ -186,7 +186,7 @@ class MoveRegisters:
 
 @dataclass(frozen=True, slots=True)
 class One:
-    """A body for one of the threads that come here."""
+    """A body that only one of `threads` runs."""
 
     threads: ThreadTensor
     body: tuple[Node, ...]
@@ -194,7 +194,7 @@ class One:
 
 @dataclass(frozen=True, slots=True)
 class SyncPart:
-    """Threads of the block, the first and how many, meet at the barrier with a number from 1 to 15; 0: not chosen."""
+    """A barrier of some threads of the block, given as (first, count); number: 1 to 15, or 0 if not assigned yet."""
 
     threads: tuple[int, int]
     number: int = 0
@@ -202,14 +202,14 @@ class SyncPart:
 
 @dataclass(frozen=True, slots=True)
 class MakeBarriers:
-    """Barriers in shared memory exist from here on."""
+    """Allocates and initializes barriers in shared memory."""
 
     barriers: BarrierArray
 
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Arrive, and let the phase wait for this many bytes of copies, too."""
+    """Arrives, and makes the phase wait for `bytes` bytes of copies, too."""
 
     barrier: Barrier
     bytes: int
@@ -217,7 +217,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until the phase of a parity has ended."""
+    """Waits until the phase with parity `phase` has completed."""
 
     barrier: Barrier
     phase: ir.Expr
@@ -225,7 +225,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """Arrive once for every warpgroup that comes here, or, in a `One`, once."""
+    """Arrives once for every warpgroup of `threads`, or, in a `One`, once."""
 
     barrier: Barrier
     threads: ThreadTensor | None
@@ -233,12 +233,12 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Makes earlier stores of this thread visible to boxes and products of warpgroups after the next barrier."""
+    """Makes earlier stores of this thread visible to TMA copies and warpgroup products after the next barrier."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitProducts:
-    """Waits for all but this many of the last groups of products."""
+    """Waits until at most `groups` groups of warpgroup products are pending."""
 
     groups: int
 
@@ -248,21 +248,21 @@ Node = (
     | Wait | SyncCluster | Arrive | Fence | WaitProducts | MoveRegisters
 )  # fmt: skip
 BODIES = (Loop, When, Let, Role, One)
-"""The nodes that hold others."""
+"""The nodes with a body, except specs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A tile kernel for given sizes and a target.
+    """A traced tile kernel, for given sizes and a target.
 
     Attributes:
-        name: of the kernel.
-        arguments: the buffers of outputs, then of inputs. outputs: the number of outputs.
-        blocks, threads: of the launch. names: the coordinates of a block, and the expression of each.
+        name: the name of the kernel.
+        arguments: the buffers of the outputs, then of the inputs. outputs: the number of outputs.
+        blocks, threads: the launch configuration. names: each coordinate of a block, with its expression.
         body: the code of a block.
-        maps: the tensor maps, which statements name by their position.
-        boxed: shared buffers that boxes, or products of warpgroups, access: they consist of panels of 128 bytes.
-        cluster: so many neighboring blocks form a cluster.
+        maps: the tensor maps, to which statements refer by index.
+        boxed: shared buffers that TMA or warpgroup products access: they consist of panels of 128 bytes.
+        cluster: the number of neighboring blocks in a cluster.
     """
 
     name: str

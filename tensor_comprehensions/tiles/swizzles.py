@@ -1,4 +1,4 @@
-"""Swizzles of shared tiles: bank conflicts counted for every access of a warp, and the choice that has none."""
+"""Swizzles of tiles in shared memory: count the bank conflicts of warp accesses, and choose the swizzle with fewest."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..machine import WARP_THREADS
 from .tensors import DataTensor
 
 CHUNK_BYTES = 16
-"""The most that a lane accesses at once; a swizzle leaves it in one piece."""
+"""The largest access of a lane; swizzles keep chunks of this size contiguous."""
 MAX_SWIZZLE_BITS = 3
-"""log2 of the chunks of 16 bytes that the banks serve at once: permuting more bits avoids no conflicts."""
+"""log2 of the number of 16-byte chunks that the banks serve at once: permuting more bits avoids no conflicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An access of warps to a part of a tile, repeated over the tile.
+    """How warps access a part of a tile; the pattern is repeated over the tile.
 
     Attributes:
-        rows, columns: the sizes of the part.
-        tv: (thread, value) -> `row + column * rows`; 32 threads are a warp; the values of one are contiguous.
+        rows, columns: the size of the part.
+        tv: (thread, value) -> `row + column * rows`; 32 threads form a warp; the values of a thread are contiguous.
     """
 
     rows: int
@@ -35,13 +35,13 @@ class Access:
 
 
 def load_matrix_access(columns: int, bits: int) -> Access:
-    """`ldmatrix.x4`: lane l reads 16 bytes of row l % 16, in the half l // 16 of a part two chunks wide."""
+    """`ldmatrix.x4`: lane l reads the 16-byte chunk l // 16 of row l % 16, in a part two chunks wide."""
     chunk = _count_elements(CHUNK_BYTES, bits)
     return Access(16, 2 * chunk, Layout(((16, 2), chunk), ((1, 16 * chunk), 16)))
 
 
 def store_row_access(columns: int, bits: int) -> Access:
-    """Neighboring lanes write neighboring 16 bytes of rows."""
+    """Neighboring lanes write neighboring 16-byte chunks of a row."""
     chunk = _count_elements(CHUNK_BYTES, bits)
     across = max(1, columns // chunk)
     rows = lcm(WARP_THREADS, across) // across
@@ -49,7 +49,7 @@ def store_row_access(columns: int, bits: int) -> Access:
 
 
 def store_fragment_access(columns: int, bits: int) -> Access:
-    """The sums of `mma`: lane l writes 4 bytes, or an element, of row l // 4, at the pair l % 4."""
+    """The accumulators of `mma`: lane l writes the word (4 bytes, or one element) l % 4 of row l // 4."""
     word = _count_elements(4, bits)
     return Access(8, 4 * word, Layout(((4, 8), word), ((8 * word, 1), 8)))
 
@@ -58,18 +58,18 @@ ACCESSES: dict[str, Callable[[int, int], Access]] = {
     "ldmatrix_x4_rows": load_matrix_access, "store_rows_16": store_row_access,
     "store_fragment_4": store_fragment_access,
 }  # fmt: skip
-"""For the columns and the bits of an element of a tile, how an instruction accesses it."""
+"""Functions from (columns of a tile, bits of an element) to the access of an instruction, by its name."""
 
 
 def conflicts(tile: DataTensor, access: str | Access) -> int:
-    """Extra turns of one access of a warp compared to one without conflicts, the worst over the tile.
+    """The extra cycles of a warp access due to bank conflicts: the maximum over the tile, 0 without conflicts.
 
     Args:
-        tile: rows and columns in shared memory, at an address that the swizzle's period divides.
+        tile: rows and columns in shared memory, at an address that is a multiple of the swizzle's period.
         access: the access of warps, or its name in `ACCESSES`.
 
     Raises:
-        ArgumentError: `tile` is no such tile, or does not consist of such parts.
+        ArgumentError: `tile` is not of this form, or its size is no multiple of the access.
     """
     if not isinstance(tile, DataTensor):
         raise ArgumentError("conflicts are those of a tile", expected="a data tensor", found=type(tile).__name__)
@@ -101,9 +101,9 @@ def conflicts(tile: DataTensor, access: str | Access) -> int:
 
 
 def choose_swizzle(tile: DataTensor, accesses: Sequence[str | Access]) -> Swizzle | None:
-    """The first swizzle, beginning with none, under which no access conflicts; else that with the fewest turns.
+    """The first swizzle without bank conflicts, or else the one with the fewest; None if no swizzle is needed.
 
-    Every candidate is proven, or refuted, by `conflicts`.
+    `conflicts` evaluates every candidate exactly.
     """
     best, fewest = None, sum(conflicts(tile.swizzled(None), access) for access in accesses)
     for swizzle in candidates(tile):
@@ -116,7 +116,7 @@ def choose_swizzle(tile: DataTensor, accesses: Sequence[str | Access]) -> Swizzl
 
 
 def candidates(tile: DataTensor) -> list[Swizzle]:
-    """Swizzles of 16-byte chunks that stay inside the tile; first the one for rows of 2^j chunks."""
+    """Swizzles of 16-byte chunks that stay inside the tile; the standard one for rows of 2^j chunks comes first."""
     chunk = _count_elements(CHUNK_BYTES, tile.dtype.bits)
     base = chunk.bit_length() - 1
     j = max(1, (tile.levels[0].flat[0][1] // chunk).bit_length() - 1)
@@ -127,7 +127,7 @@ def candidates(tile: DataTensor) -> list[Swizzle]:
 
 
 def _count_elements(size: int, bits: int) -> int:
-    """How many elements of `bits` make `size` bytes."""
+    """The number of elements of `bits` in `size` bytes, at least 1."""
     return max(1, 8 * size // bits)
 
 

@@ -1,7 +1,7 @@
-"""A level of a tensor: dimensions, each hierarchical, with strides in memory and in every space of a guard.
+"""A level of a tensor: hierarchical dimensions with strides in memory, and strides of the position for every guard.
 
-Enlarging a dimension makes coordinates without elements, so a tensor keeps a bound for them. That position is one more
-layout over the same coordinates, and every operation here treats all layouts alike.
+Padding a dimension creates coordinates without elements. A guard tells them apart: it bounds the position in the
+dimension, which is one more layout over the same coordinates. Every operation here treats all layouts alike.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..loop_ir import build
 from ..loop_ir.nodes import Expr
 
 Coordinate: TypeAlias = Union[int, Expr, slice, "tuple[Coordinate, ...]", None]
-"""Of a dimension: a number; None or `:` for all of it; or one for each of its parts."""
+"""A coordinate in a dimension: an index; None or `:` for all of it; or a coordinate for each of its parts."""
 Tiler: TypeAlias = int | Layout | None
-"""The tile of a dimension: a number of neighbors, a layout of places, or None to keep it whole."""
+"""The tile of a dimension: its size, a layout of positions, or None to keep the dimension whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class TensorLevel:
     """Dimensions, with a layout for the offset of an element and one for each guard's position.
 
     Attributes:
-        layouts: of one shape, a mode for every dimension.
-        whole: for each dimension, whether it is the only tile of a dimension that was kept whole; it takes no index.
+        layouts: all of the same shape, with a mode for every dimension.
+        whole: for each dimension, whether it is the only tile of a dimension that was kept whole and takes no index.
     """
 
     layouts: tuple[Layout, ...]
@@ -37,7 +37,7 @@ class TensorLevel:
 
     @staticmethod
     def of(layout: Layout) -> TensorLevel:
-        """The level of a layout whose modes are the dimensions."""
+        """The level without guards whose dimensions are the modes of `layout`."""
         return TensorLevel((layout,), (False,) * len(layout.modes))
 
     @property
@@ -47,7 +47,7 @@ class TensorLevel:
 
     @property
     def size(self) -> int:
-        """How many coordinates there are."""
+        """The number of coordinates."""
         return self.layouts[0].size
 
     def dimension(self, n: int) -> tuple[Layout, ...]:
@@ -55,25 +55,25 @@ class TensorLevel:
         return tuple(layout[n] for layout in self.layouts)
 
     def select(self, dimensions: Sequence[int]) -> TensorLevel:
-        """These dimensions, in this order."""
+        """The level with only these dimensions, in this order."""
         layouts = tuple(concatenate(*(layout[n] for n in dimensions)) for layout in self.layouts)
         return TensorLevel(layouts, tuple(self.whole[n] for n in dimensions))
 
     def with_layouts(self, change: Callable[[Layout], Layout]) -> TensorLevel:
-        """The level with every layout changed."""
+        """The level with `change` applied to every layout."""
         return TensorLevel(tuple(map(change, self.layouts)), self.whole)
 
     def without_layouts(self, dropped: set[int]) -> TensorLevel:
-        """The level without the layouts of these numbers."""
+        """The level without the layouts at the indices `dropped`."""
         return TensorLevel(tuple(x for n, x in enumerate(self.layouts) if n not in dropped), self.whole)
 
     def with_guard(self, dimension: int | None = None) -> TensorLevel:
-        """The level with one more layout: the position in `dimension`, which is zero without one."""
+        """The level with one more layout: the position in `dimension`, or zero everywhere if that is None."""
         modes = [_make_position_layout(mode.shape, n == dimension) for n, mode in enumerate(self.layouts[0].modes)]
         return TensorLevel((*self.layouts, concatenate(*modes)), self.whole)
 
     def enlarged(self, dimension: int, size: int) -> TensorLevel:
-        """The level with a dimension of `size`, of which all strides go on as before. Raises CannotLower."""
+        """The level with `dimension` enlarged to `size` with the same strides. Raises CannotLower if impossible."""
 
         def grow_layout(layout: Layout) -> Layout:
             return concatenate(*(enlarge(m, size) if n == dimension else m for n, m in enumerate(layout.modes)))
@@ -81,7 +81,7 @@ class TensorLevel:
         return self.with_layouts(grow_layout)
 
     def divided(self, tilers: Sequence[Tiler]) -> tuple[TensorLevel, TensorLevel]:
-        """The level of the tiles, and that of a tile. Raises CannotLower if a tiler does not tile its dimension."""
+        """The levels (tiles, elements of a tile). Raises CannotLower if a tiler does not tile its dimension."""
         parts = [_divide_dimension(self.dimension(n), tiler) for n, tiler in enumerate(tilers)]
         every = range(len(self.layouts))
         tiles = tuple(concatenate(*(tile[k] for tile, _ in parts)) for k in every)
@@ -89,15 +89,15 @@ class TensorLevel:
         return TensorLevel(rests, tuple(tiler is None for tiler in tilers)), TensorLevel(tiles, self.whole)
 
     def composed(self, inner: Layout) -> TensorLevel:
-        """The elements that a layout of coordinates finds, the first dimension fastest. Raises CannotLower."""
+        """The composition with `inner`, a layout of column-major coordinates. Raises CannotLower if impossible."""
         return _compose_level(self, inner)
 
     def reshaped(self, shape: IntTuple) -> TensorLevel:
-        """The same elements in the same row-major order in other dimensions. Raises CannotLower."""
+        """The same elements in the same row-major order with dimensions `shape`. Raises CannotLower."""
         return self.select(range(len(self.whole))[::-1]).composed(row_major(shape))
 
     def joined(self, dimensions: Sequence[int]) -> TensorLevel:
-        """The level with some dimensions as one, where the first of them was; its first part is the fastest."""
+        """The level with `dimensions` joined at the position of the first, whose part is the fastest."""
         rest = [n for n in range(len(self.whole)) if n not in dimensions]
         at = sum(n < dimensions[0] for n in rest)
 
@@ -109,7 +109,7 @@ class TensorLevel:
         return TensorLevel(tuple(map(join, self.layouts)), (*whole[:at], False, *whole[at:]))
 
     def picked(self, at: Sequence[Coordinate]) -> tuple[TensorLevel, tuple[Expr, ...]]:
-        """The rest of the level at a coordinate per dimension, and the offset of the coordinate, in every layout."""
+        """The dimensions that a coordinate per dimension leaves open, and the offset of `at` in every layout."""
         taken = [(n, c) for n, c in enumerate(at) if c is not None]
         offsets = tuple(
             _add_terms(_make_coordinate_offset(mode, c) for n, c in taken if (mode := modes[n]) is not None)
@@ -119,7 +119,7 @@ class TensorLevel:
 
 
 def row_major(shape: IntTuple, step: int = 1) -> Layout:
-    """Contiguous over the dimensions, the last fastest; within a hierarchical one, its first part."""
+    """The row-major layout with unit stride `step`; in a hierarchical dimension, the first part is the fastest."""
     modes: list[Layout] = []
     for part in reversed(shape if isinstance(shape, tuple) else (shape,)):
         compact = Layout.column_major(part)
@@ -129,7 +129,7 @@ def row_major(shape: IntTuple, step: int = 1) -> Layout:
 
 
 def offset_at(layout: Layout, coordinate: int | Expr) -> Expr:
-    """The offset at an integer coordinate, which a shape with several leaves takes apart."""
+    """The offset at an integer coordinate, which is split into digits if the layout has several modes."""
     modes = _merged_modes(layout)
     if type(coordinate) is int:
         return build.const(_compute_mode_offset(modes, coordinate))
@@ -146,13 +146,13 @@ def offset_at(layout: Layout, coordinate: int | Expr) -> Expr:
 
 @lru_cache(1024)
 def _split_modes(level: TensorLevel) -> tuple[tuple[Layout, ...], ...]:
-    """For every layout, its dimensions."""
+    """The dimensions of every layout."""
     return tuple(layout.modes for layout in level.layouts)
 
 
 @lru_cache(1024)
 def _moving_modes(level: TensorLevel) -> tuple[tuple[Layout | None, ...], ...]:
-    """For every layout, its dimensions; None for those along which its offset stays the same."""
+    """The dimensions of every layout; None for those with stride 0."""
     return tuple(
         tuple(mode if any(flatten_tuple(mode.stride)) else None for mode in modes) for modes in _split_modes(level)
     )
@@ -164,7 +164,7 @@ def _merged_modes(layout: Layout) -> tuple[tuple[int, int], ...]:
 
 
 def _compute_mode_offset(modes: Sequence[tuple[int, int]], coordinate: int) -> int:
-    """The offset at an integer coordinate; the last mode goes on beyond its size."""
+    """The offset at an integer coordinate; the last mode continues beyond its size."""
     place = 0
     for size, stride in modes[:-1]:
         coordinate, digit = divmod(coordinate, size)
@@ -195,7 +195,7 @@ def _make_position_layout(shape: IntTuple, count: bool) -> Layout:
 
 @lru_cache(1024)
 def _divide_dimension(modes: tuple[Layout, ...], tiler: Tiler) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-    """A dimension in every layout: a tile of it, and the ways to move that."""
+    """The parts (tile, tiles) of a dimension, given in every layout."""
     if tiler is None:
         return modes, tuple(Layout(1, 0) for _ in modes)
     tile = Layout(tiler, 1) if isinstance(tiler, int) else tiler
@@ -209,7 +209,7 @@ def _compose_level(level: TensorLevel, inner: Layout) -> TensorLevel:
 
 
 _OpenParts: TypeAlias = Union[bool, "tuple[_OpenParts, ...]"]
-"""Which parts of a dimension a coordinate leaves open."""
+"""For each part of a dimension, whether a coordinate leaves it open."""
 
 
 def _open_parts(at: Coordinate) -> _OpenParts:

@@ -1,6 +1,6 @@
 """Data tensors and thread tensors: levels of tiles, each with hierarchical dimensions.
 
-Operations give new tensors or raise an `ArgumentError` that names the tensor and the operand.
+Operations return new tensors or raise an `ArgumentError` that names the tensor and the operand.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """The common part of data tensors and thread tensors; prints in the notation of Graphene.
+    """The common base of data tensors and thread tensors; prints in the notation of Graphene.
 
     Attributes:
-        parts: the levels, outermost first; strides count innermost scalars at each.
-        origins: the offset of the first element, then its position in the space of every guard.
-        extents: for each guard, the bound of positions with an element; None if the position is only
-            the coordinate in a dimension of the memory, as tensors made by `DataTensor.addressed` keep them.
+        parts: the levels, outermost first; the strides of every level count scalars.
+        origins: the offset of the first element, then its position for every guard.
+        extents: for each guard, the bound below which positions have an element; None if the position is only
+            a coordinate in a dimension of the memory (see `DataTensor.make_addressed_tensor`).
     """
 
     parts: tuple[TensorLevel, ...]
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def levels(self) -> tuple[Layout, ...]:
-        """The layout of each level, outermost first, with a mode for every dimension."""
+        """The offset layout of each level, outermost first, with a mode for every dimension."""
         return tuple(part.layouts[0] for part in self.parts)
 
     @property
@@ -62,12 +62,12 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """How many tiles, or elements, the outermost level has."""
+        """The number of tiles, or elements, in the outermost level."""
         return self.parts[0].size if self.parts else 1
 
     @property
     def size(self) -> int:
-        """How many elements all levels have together."""
+        """The number of elements in all levels together."""
         return prod(part.size for part in self.parts)
 
     @property
@@ -77,7 +77,7 @@ class Tensor:
 
     @property
     def predicate(self) -> Expr | None:
-        """Whether the only element exists; None if it does for all coordinates."""
+        """The condition under which the single element exists; None if it always does."""
         if self.parts:
             raise self._error("guard", expected="a single element: an index for every dimension")
         inside: Expr | None = None
@@ -88,16 +88,16 @@ class Tensor:
 
     @property
     def coordinates(self) -> tuple[Expr, ...]:
-        """Where the first element lies along the dimensions of the memory; empty if they are not kept."""
+        """The coordinates of the first element in the memory; empty if the tensor does not track them."""
         return tuple(at for at, extent in zip(self.origins[1:], self.extents, strict=True) if extent is None)
 
     @property
     def T(self) -> Self:
-        """The dimensions of every level in reverse order."""
+        """The tensor with the dimensions of every level in reverse order."""
         return replace(self, parts=tuple(part.select(range(len(part.whole))[::-1]) for part in self.parts))
 
     def offsets(self) -> tuple[int, ...]:
-        """The offsets of all elements: the outermost level slowest, in each the first dimension fastest."""
+        """The offsets of all elements: the outermost level varies slowest; in a level, the first dimension fastest."""
         first = build.integer(self.offset)
         if first is None:
             raise self._error("enumerate", expected="an offset that is a number")
@@ -110,11 +110,11 @@ class Tensor:
     # --- transforms --------------------------------------------------------------------------------------------------
 
     def tile(self, *sizes: int | str | Layout | None) -> Self:
-        """The tensor with its innermost level split into tiles and, inside, the elements of a tile.
+        """The tensor with its innermost level split in two: the tiles and, inside, the elements of a tile.
 
         Args:
-            sizes: for each dimension a number of neighbors, a layout of places (`"2:2"`), or None to keep it whole.
-                A dimension that they do not tile is enlarged: `predicate` distinguishes its elements from the rest.
+            sizes: for each dimension the tile size, a layout of positions (`"2:2"`), or None to keep it whole.
+                A dimension that is not a multiple is padded: `predicate` distinguishes its elements from the padding.
         """
         self._check_levels("tile")
         inner = self.parts[-1]
@@ -128,7 +128,7 @@ class Tensor:
         return self._attempt(lambda: self._tile_levels(tilers), "tile", by)
 
     def reshape(self, level: int, shape: IntTuple | Sequence[int]) -> Self:
-        """The tensor with a level in other dimensions, of which the last is the fastest before and after."""
+        """The tensor with `level` reshaped in row-major order: the last dimension is the fastest before and after."""
         self._check_level("reshape", level)
         wanted: IntTuple = shape if isinstance(shape, int) else tuple(shape)
         part, to = self.parts[level], f"to {shape} at level {level}"
@@ -137,7 +137,7 @@ class Tensor:
         return self._attempt(lambda: self._with_level(level, part.reshaped(wanted)), "reshape", to)
 
     def join(self, *dimensions: int) -> Self:
-        """The tensor with dimensions of its innermost level as one hierarchical one, the first of them fastest."""
+        """The tensor with `dimensions` of its innermost level joined into a hierarchical one, the first fastest."""
         self._check_levels("join")
         rank = len(self.parts[-1].whole)
         if not dimensions or len(set(dimensions)) < len(dimensions) or not set(dimensions) <= set(range(rank)):
@@ -145,7 +145,7 @@ class Tensor:
         return self._with_level(-1, self.parts[-1].joined(dimensions))
 
     def split(self, *counts: int) -> tuple[Self, ...]:
-        """Parts of the only dimension of the outermost level, one after the other."""
+        """Split the only dimension of the outermost level into consecutive parts of `counts` tiles."""
         self._check_levels("split")
         outer = self.parts[0]
         if len(outer.shape) != 1 or not isinstance(outer.shape[0], int):
@@ -158,10 +158,10 @@ class Tensor:
         return tuple(self._part(start, n) for start, n in zip(starts, counts, strict=True))
 
     def __getitem__(self, at: Coordinate) -> Self:
-        """The tensor at a coordinate of its outermost level, which disappears if nothing of it is left open.
+        """The tensor at a coordinate of its outermost level, which disappears if the coordinate is complete.
 
-        Dimensions that are left out, `:` and None stay. A hierarchical dimension takes a number, its first part
-        fastest, or a tuple with a coordinate for every part.
+        Dimensions that are omitted or indexed by `:` or None stay. A hierarchical dimension takes an integer, with its
+        first part fastest, or a tuple with a coordinate for every part.
         """
         self._check_levels("index")
         outer, given = self.parts[0], at if isinstance(at, tuple) else (at,)
@@ -191,13 +191,13 @@ class Tensor:
         return replace(tensor, parts=(*tensor.parts[:-1], *tensor.parts[-1].divided(tilers)))
 
     def _enlarge_dimension(self, dimension: int, before: int, size: int) -> Self:
-        """The tensor with another size for a dimension of its innermost level, guarded by the old size."""
+        """The tensor with `dimension` of its innermost level padded to `size`, guarded by the old size `before`."""
         *outer, inner = self.parts
         parts = (*(part.with_guard() for part in outer), inner.enlarged(dimension, size).with_guard(dimension))
         return replace(self, parts=parts, origins=(*self.origins, build.const(0)), extents=(*self.extents, before))
 
     def _without_idle_guards(self) -> Self:
-        """The tensor without guards that every element passes."""
+        """The tensor without guards that are true for every element."""
         idle = set()
         for n, (origin, extent) in enumerate(zip(self.origins[1:], self.extents, strict=True), 1):
             first = build.integer(origin)
@@ -217,7 +217,7 @@ class Tensor:
         )
 
     def _part(self, start: int, count: int) -> Self:
-        """`count` tiles of the only dimension outside, from `start` on."""
+        """`count` tiles from `start` on in the only dimension of the outermost level."""
         outer = self.parts[0]
         strides = [flatten_tuple(layout.stride)[0] for layout in outer.layouts]
         origins = tuple(build.add(origin, start * by) for origin, by in zip(self.origins, strides, strict=True))
@@ -251,10 +251,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataTensor(Tensor):
-    """Elements of one type in a memory, as `[(2,2):(2,16)].[(2,4):(1,4)].fp32.GL`.
+    """Elements of one type in a memory, e.g. `[(2,2):(2,16)].[(2,4):(1,4)].fp32.GL`.
 
     Attributes:
-        swizzle: the permutation of the offsets that the layouts give; of shared memory only.
+        swizzle: a permutation of the offsets that the layouts give; only for shared memory.
     """
 
     dtype: DType
@@ -263,7 +263,7 @@ class DataTensor(Tensor):
 
     @staticmethod
     def make_addressed_tensor(shape: Sequence[IntTuple], dtype: DType, memory: Space) -> DataTensor:
-        """The row-major tensor of a shape, which keeps the coordinates of its elements through all operations."""
+        """A row-major tensor that tracks the coordinates of its elements through all operations."""
         level = TensorLevel.of(row_major(tuple(shape)))
         for n in range(len(shape)):
             level = level.with_guard(n)
@@ -275,15 +275,16 @@ class DataTensor(Tensor):
         return names if self.swizzle is None else f"{names}.{self.swizzle}"
 
     def swizzled(self, swizzle: Swizzle | None) -> DataTensor:
-        """The tensor with its offsets permuted by `swizzle`, or by none."""
+        """The tensor with `swizzle` instead of its own; None for no swizzle."""
         if swizzle is not None and (self.memory is not Space.SHARED or not isinstance(swizzle, Swizzle)):
             raise self._error("swizzle", f"by {swizzle}", expected="a tensor in SH, and a Swizzle")
         return replace(self, swizzle=swizzle)
 
     def partition(self, tv: str | Layout) -> DataTensor:
-        """`[threads].[values]` of a tile, for a layout from (thread, value) to an element, counted down the columns.
+        """The tile as `[threads].[values]`.
 
-        Each thread's values are the elements that `tv` gives it, so a shape alone cannot mistake their order.
+        Args:
+            tv: the layout from (thread, value) to an element, numbered in column-major order.
         """
         layout = parse(tv) if isinstance(tv, str) else tv
         if len(self.parts) != 1 or not isinstance(layout, Layout) or len(layout) != 2:
@@ -296,13 +297,13 @@ class DataTensor(Tensor):
         return self._attempt(split, "partition", f"by {layout}")
 
     def places(self) -> tuple[int, ...]:
-        """Where every element lies: its offset, swizzled."""
+        """The swizzled offset of every element."""
         return self.offsets() if self.swizzle is None else tuple(map(self.swizzle, self.offsets()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTensor(Tensor):
-    """Threads, or blocks, in groups of groups, as `[4:32].[32:1].thread`: offsets are their numbers.
+    """Threads, or blocks, in nested groups, e.g. `[4:32].[32:1].thread`: offsets are their indices.
 
     Attributes:
         kind: `thread` or `block`.
@@ -321,10 +322,10 @@ class ThreadTensor(Tensor):
         return f"{_levels_text(self.levels)}.{self.kind}"
 
     def indices(self, level: int = 0, thread: Expr | None = None) -> tuple[Expr, ...]:
-        """The coordinates at a level of the thread with a number, one for every dimension that takes an index.
+        """The coordinates of a thread at `level`, one for every dimension that takes an index.
 
         Args:
-            thread: the number, by default the variable `thread.x`; it is of this tensor.
+            thread: the index of a thread of this tensor; by default the variable `thread.x`.
         """
         self._check_level("index", level)
         number = Var(THREAD[0]) if thread is None else thread
@@ -337,7 +338,7 @@ class ThreadTensor(Tensor):
         raise CannotLower(f"{before} {self.kind}s are no whole number of tiles, and none can be added")
 
     def _range(self, number: Expr) -> dict[str, Interval]:
-        """Where the number of a thread of this tensor lies, if that is a variable."""
+        """The range of `number`, the index of a thread of this tensor, if it is a variable."""
         first = build.integer(self.offset)
         if first is None or not isinstance(number, Var):
             return {}
@@ -349,7 +350,7 @@ def _are_sizes(shape: IntTuple) -> bool:
 
 
 def _make_thread_coordinate(dimension: Layout, number: Expr) -> Expr:
-    """The integer coordinate in a dimension at which the threads of a number are."""
+    """The integer coordinate in `dimension` of the thread with index `number`."""
     total: Expr = build.const(0)
     reached = 1
     for size, stride in coalesce(dimension).flat:
@@ -360,7 +361,7 @@ def _make_thread_coordinate(dimension: Layout, number: Expr) -> Expr:
 
 
 def _levels_text(levels: Sequence[Layout]) -> str:
-    """Levels in brackets; a single dimension has parentheses only if it is hierarchical."""
+    """Format levels in brackets; a single dimension has parentheses only if it is hierarchical."""
     return ".".join(f"[{_tuple_text(x.shape)}:{_tuple_text(x.stride)}]" for x in levels) or "[]"
 
 

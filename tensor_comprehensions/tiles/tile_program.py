@@ -1,4 +1,4 @@
-"""A tile kernel: a header and a function that writes its program, traced once per sizes and target."""
+"""A tile kernel: a header and a Python function, which is traced once for each combination of sizes and target."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TileProgram:
     """A tile kernel for any sizes.
 
     Attributes:
-        header: its tensors.
-        function: takes the builder, the tensors as the header names them, and parameters.
+        header: the output and input tensors.
+        function: takes the builder, the tensors under their names in the header, and other parameters.
     """
 
     header: Header
@@ -32,7 +32,7 @@ class TileProgram:
 
     @staticmethod
     def of(text: str, function: Callable[..., None]) -> TileProgram:
-        """The kernel of a header and a function. Raises ArgumentError if they disagree."""
+        """The kernel of the header `text` and `function`. Raises ArgumentError if they disagree."""
         if not callable(function) or isinstance(function, type):
             raise ArgumentError("a tile kernel is made of a function", found=type(function).__name__)
         known = header(text)
@@ -59,7 +59,7 @@ class TileProgram:
     def trace(
         self, shapes: Mapping[str, Sequence[int]], target: GpuTarget, parameters: Mapping[str, Any]
     ) -> specs.Program:
-        """The program for inputs of these shapes, decomposed down to instructions.
+        """Trace the program for inputs of these shapes and decompose it into instructions.
 
         Raises:
             ArgumentError: the shapes disagree with the header, or the program is wrong.
@@ -96,7 +96,7 @@ class TileProgram:
             raise ArgumentError(f"the function of {self.name} raised {type(error).__name__}: {error}") from error
 
     def _was_raised_by_function(self, error: Exception) -> bool:
-        """Whether the innermost frame is not the package's: kernels of its own library count as the user's."""
+        """Whether the innermost frame is outside the package; kernels of `tiles.library` count as user code."""
         frame = error.__traceback__
         while frame is not None and frame.tb_next is not None:
             frame = frame.tb_next

@@ -1,1 +1,1 @@
-"""The language of tile kernels: words that a kernel calls, each of which adds a spec to its program."""
+"""The embedded language of tile kernels: methods of a builder, each of which adds a node to the program."""

@@ -1,4 +1,4 @@
-"""Barriers in shared memory, as programs name them."""
+"""Barriers in shared memory (mbarriers) as operands of tile programs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .indices import to_index
 
 @dataclass(frozen=True, slots=True)
 class BarrierArray:
-    """An array of barriers, each of which ends a phase after `arrivals`.
+    """An array of barriers; a phase of each completes after `arrivals` arrivals.
 
     Attributes:
-        blocks: of the cluster, all of which have such barriers. everywhere: whether each arrival is one in all blocks.
+        blocks: the blocks of the cluster; each has its own copy of the array.
+        everywhere: whether each arrival counts in all blocks of the cluster.
     """
 
     name: str
@@ -27,7 +28,7 @@ class BarrierArray:
 
     @property
     def buffer(self) -> Buffer:
-        """Where they lie."""
+        """The shared memory of the barriers."""
         return build.buffer(self.name, UINT64, (self.count,), Space.BARRIER)
 
     def __getitem__(self, at: object) -> Barrier:
@@ -43,12 +44,12 @@ class BarrierArray:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """One of them."""
+    """An element of a `BarrierArray`."""
 
     array: BarrierArray
     index: Expr
 
     @property
     def place(self) -> tuple[Buffer, tuple[Expr, ...]]:
-        """The operand of an intrinsic."""
+        """The barrier as an operand of an intrinsic: (buffer, indices)."""
         return self.array.buffer, (self.index,)

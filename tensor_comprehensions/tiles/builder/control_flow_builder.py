@@ -1,4 +1,4 @@
-"""The words of the builder for order: loops, branches, meetings, and pipelines of copies and computation."""
+"""Control flow of the builder: loops, branches, synchronization, and pipelines of copies and computation."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .tile_views import DynamicIndexError, MemoryView
 from .warp_role_builder import WarpRoleBuilder, role_registers
 
 FillOrUse = Callable[[Any, Any], Any]
-"""Fills, or uses, a stage of a ring; gets the stage and the number of the step."""
+"""A function of (stage, step) that fills or uses a stage of a ring."""
 
 
 class ControlFlowBuilder(WarpRoleBuilder):
-    """Words for barriers, loops, conditions and pipelines."""
+    """Builder methods for synchronization, loops, conditions and pipelines."""
 
     # --- order ---------------------------------------------------------------------------------------------------
 
     def sync(self, threads: ThreadTensor | None = None) -> None:
-        """Make all threads of the block, or these, wait for each other, and see each other's stores."""
+        """Synchronize all threads of the block, or only `threads`, so that they see each other's stores."""
         if threads is None:
             if self._role is not None or self._one:
                 raise ArgumentError("not all threads of the block come here", expected="k.sync(threads of the role)")
@@ -42,17 +42,17 @@ class ControlFlowBuilder(WarpRoleBuilder):
         self._add(specs.Sync() if found == (0, self.num_threads) else specs.SyncPart(found))
 
     def commit(self) -> None:
-        """The copies that were begun become a group."""
+        """Make the asynchronous copies started since the last commit a group (`cp.async.commit_group`)."""
         self._add(specs.Commit())
 
     def wait_copies(self, groups: int = 0) -> None:
-        """Wait until at most `groups` groups of copies are not done."""
+        """Wait until at most `groups` groups of copies are pending."""
         if type(groups) is not int or groups < 0:
             raise ArgumentError("cannot wait for copies", expected="a number of groups, 0 or more", found=repr(groups))
         self._add(specs.WaitCopies(groups))
 
     def loop(self, count: int) -> Iterator[Index]:
-        """`for i in k.loop(n)`: the body is traced once, and runs n times."""
+        """`for i in k.loop(n)`: a loop whose body is traced once and runs n times."""
         if type(count) is not int or count < 0:
             raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
         for var in self._loop(count, "k.loop"):
@@ -60,7 +60,7 @@ class ControlFlowBuilder(WarpRoleBuilder):
 
     @contextmanager
     def when(self, condition: object) -> Iterator[None]:
-        """The body runs where a condition on indices holds."""
+        """`with k.when(condition)`: the body runs only if a condition on indices holds."""
         found = to_condition(condition)
         with self._collect_body("k.when", lambda body: specs.When(found, body)):
             yield
@@ -69,15 +69,15 @@ class ControlFlowBuilder(WarpRoleBuilder):
         self, count: int | Index, depth: int, fill: FillOrUse, use: FillOrUse, *, load: ThreadTensor | None = None,
         first: Callable[[], Any] | None = None, lead: int = 0,
     ) -> None:  # fmt: skip
-        """A pipeline of `count` steps over `depth` stages: copies into one stage run while another is used.
+        """A pipeline of `count` steps with `depth` stages: copies into some stages overlap the use of another.
 
-        `fill(stage, step)` moves tiles to shared memory, `use(stage, step)` computes with them. One barrier a step.
+        `fill(stage, step)` moves tiles to shared memory; `use(stage, step)` computes with them. Each step syncs once.
 
         Args:
-            load: the warpgroup of which one thread begins the copies, by boxes (TMA); the other warpgroups use them.
-            first: moves tiles that all steps use.
-            lead: so many steps the first of two warpgroups begins before the other: what each does after the last step
-                then overlaps products of the other.
+            load: the producer warpgroup, one thread of which starts the copies (TMA); the others consume them.
+            first: a function that moves tiles which all steps use.
+            lead: the number of steps by which the first of two consumer warpgroups is ahead of the second, so that the
+                epilogue of each overlaps products of the other.
         """
         if type(depth) is not int or depth < 2:
             raise ArgumentError(
@@ -127,7 +127,7 @@ class ControlFlowBuilder(WarpRoleBuilder):
         use(step % depth, step)
 
     def _fill_existing(self, step: Any, count: int | Index, stage: Any, fill: FillOrUse) -> None:
-        """Fill a stage for a step, if there are so many."""
+        """Fill a stage for `step` if it is below `count`."""
         inside: Any = step < count
         if isinstance(inside, Index):
             with self.when(inside):
@@ -183,13 +183,13 @@ class ControlFlowBuilder(WarpRoleBuilder):
 
     @contextmanager
     def _when_group(self, number: int) -> Iterator[None]:
-        """The body by one warpgroup of the role."""
+        """The body runs only in the warpgroup with index `number`."""
         condition = build.eq(build.var(WARPGROUP_INDEX), number)
         with self._collect_body("k.ring", lambda body: specs.When(condition, body)):
             yield
 
     def _fill_for(self, barrier: Barrier, fill: Callable[[], Any]) -> None:
-        """Trace the copies of a function; their bytes count on a barrier."""
+        """Trace the copies of `fill`; `barrier` expects their bytes."""
         self._done = barrier
         try:
             copies = self._trace_nodes(fill)
@@ -197,12 +197,12 @@ class ControlFlowBuilder(WarpRoleBuilder):
             self._done = None
         moves = [n.outputs[0] for n in every_node(copies) if isinstance(n, specs.Move) and n.done is barrier]
         filled = {(x.buffer.name, x.tensor.offset): x for x in moves if isinstance(x, MemoryView)}
-        self.expect(barrier, *filled.values())  # once each, whichever branch fills it
+        self.expect(barrier, *filled.values())  # count a tile once even if several branches fill it
         for n in copies:
             self._add(n)
 
     def _other_warpgroups(self, load: object) -> ThreadTensor:
-        """The warpgroups of the block that are not in a role, all of them before or after it."""
+        """The warpgroups other than the role `load`. Raises ArgumentError unless all are on one side of it."""
         found = thread_range(load) if isinstance(load, ThreadTensor) else None
         total = self.num_threads
         if found is None or total % WARPGROUP or any(n % WARPGROUP for n in found) or found[1] == total:
@@ -215,7 +215,7 @@ class ControlFlowBuilder(WarpRoleBuilder):
 
 
 def _reads_shared(n: specs.Node) -> bool:
-    """Whether threads themselves read shared memory, not products of warpgroups."""
+    """Whether threads read shared memory themselves, i.e. not through warpgroup products."""
     if not isinstance(n, specs.Spec) or is_group_product(n):
         return False
     return any(isinstance(x, MemoryView) and x.buffer.space is Space.SHARED for x in n.inputs)

@@ -1,4 +1,4 @@
-"""Indices that the run computes: numbers of blocks, of loops and of steps, with arithmetic on them."""
+"""Symbolic indices of blocks, loops and pipeline steps, with operators that build expressions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...loop_ir.nodes import Expr
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A whole number that the run computes, or a condition on such."""
+    """A symbolic integer, known only at run time, or a condition on such integers."""
 
     expr: Expr
 
@@ -55,11 +55,11 @@ class Index:
         return _apply_binary(build.ge, self, other)
 
     def equals(self, other: object) -> Any:
-        """Whether two indices are the same; `==` compares how they are written."""
+        """The condition that two indices are equal at run time; `==` compares the expressions instead."""
         return _apply_binary(build.eq, self, other)
 
     def at_most(self, most: object) -> Any:
-        """The smaller of two."""
+        """The minimum of this index and `most`."""
         return _apply_binary(build.minimum, self, most)
 
     def __and__(self, other: object) -> Any:
@@ -74,7 +74,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class PhaseParity(Index):
-    """0 or 1: `phase ^ 1` is the other one."""
+    """A phase parity, 0 or 1; `phase ^ 1` is the opposite parity."""
 
     def __xor__(self, other: object) -> PhaseParity:
         if other not in (0, 1):
@@ -84,12 +84,13 @@ class PhaseParity(Index):
 
 @dataclass(frozen=True, slots=True)
 class PipelineStep(Index):
-    """The number of a step of a pipeline: an index.
+    """The index of a step of a pipeline.
 
     Attributes:
-        stage: which stage of shared memory it uses.
-        phase: of the barriers of this stage.
-        number, depth: of all steps so far, and of stages.
+        stage: the stage of shared memory that the step uses.
+        phase: the phase parity of the barriers of this stage.
+        number: the index of the step, counted over all iterations of enclosing loops.
+        depth: the number of stages.
     """
 
     stage: Index
@@ -99,13 +100,13 @@ class PipelineStep(Index):
 
     @staticmethod
     def of(expr: Expr, number: Expr, depth: int) -> PipelineStep:
-        """The step that is the `number`-th of all."""
+        """The step with index `expr` in its loop and `number` overall."""
         parity = build.mod(build.div(number, depth), 2)
         return PipelineStep(expr, Index(build.mod(number, depth)), PhaseParity(parity), number, depth)
 
 
 def to_index(x: object, what: str) -> Expr:
-    """The expression of an index. Raises ArgumentError if it is none."""
+    """The expression of an index. Raises ArgumentError if `x` is not an index; `what` names it in the message."""
     if isinstance(x, Index):
         x = x.expr
     if type(x) is int:
@@ -116,14 +117,14 @@ def to_index(x: object, what: str) -> Expr:
 
 
 def to_coordinate(x: Any) -> Any:
-    """A coordinate, or a tuple of such, without the wrappers of indices."""
+    """A coordinate, or nested tuple of coordinates, with each `Index` replaced by its expression."""
     if isinstance(x, tuple):
         return tuple(map(to_coordinate, x))
     return x.expr if isinstance(x, Index) else x
 
 
 def to_condition(x: object) -> Expr:
-    """The expression of a condition. Raises ArgumentError if it is none."""
+    """The expression of a condition. Raises ArgumentError if `x` is not a condition."""
     found = to_coordinate(x)
     if not isinstance(found, Expr) or found.type.dtype != BOOL:
         raise ArgumentError("cannot branch", expected="a condition on indices", found=str(x))

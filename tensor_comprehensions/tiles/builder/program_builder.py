@@ -1,4 +1,4 @@
-"""The builder `k` of tile kernels: each call adds a spec to the program, which is traced once per sizes and target."""
+"""The builder `k` of tile kernels: each call adds a node to the program that is being traced."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from .warp_role_builder import BLOCK_ID, check_group, tile_coordinates
 
 
 class ProgramBuilder(ControlFlowBuilder):
-    """Writes the program of a block; see `docs/tiles.md`."""
+    """Builds the program of a block; see `docs/tiles.md`."""
 
     # --- blocks and threads --------------------------------------------------------------------------------------
 
     def blocks(self, tensor: MemoryView, *, group: int = 1) -> tuple[Index, ...]:
-        """The coordinates of the block in the outer level of a tensor: one block for each tile.
+        """Launch a block for each tile in the outermost level of `tensor`, and return the coordinates of its tile.
 
         Args:
-            group: number of tile rows, if it divides theirs, that consecutive blocks visit together, so that concurrent
-                blocks share operands.
+            group: the number of tile rows that consecutive blocks cover together, so that concurrent blocks share
+                operands; rounded down to a divisor of the number of rows.
         """
         if self._mapped:
             raise ArgumentError(
@@ -58,7 +58,7 @@ class ProgramBuilder(ControlFlowBuilder):
     # --- memories ------------------------------------------------------------------------------------------------
 
     def shared(self, name: str, shape: Sequence[IntTuple], dtype: DType) -> MemoryView:
-        """A tensor in the block's shared memory. Its swizzle is chosen from the accesses."""
+        """Allocate a tensor in the block's shared memory. Its swizzle is derived from its accesses."""
         _check_memory(name, shape, dtype)
         made = MemoryView.of(self._fresh_name(name), tuple(shape), dtype, Space.SHARED)
         self._make(made)
@@ -67,7 +67,7 @@ class ProgramBuilder(ControlFlowBuilder):
     def registers(
         self, name: str, shape: Sequence[IntTuple], dtype: DType, *, by: ThreadTensor, vector: int = 1
     ) -> RegisterFragment:
-        """A tile spread over the innermost level of `by`, `vector` neighbors of a row at a time."""
+        """Allocate a tile in registers, distributed over the innermost level of `by` in vectors of `vector` values."""
         _check_memory(name, shape, dtype)
         group, plain = by.parts[-1].size, build.integer(by.offset) == 0
         rows, columns = (1, *shape)[-2:]
@@ -81,7 +81,7 @@ class ProgramBuilder(ControlFlowBuilder):
     def accumulator(
         self, name: str, shape: tuple[IntTuple, IntTuple], left: Operand, right: Operand, *, by: ThreadTensor
     ) -> RegisterFragment:
-        """Sums of products of `left` and `right`, spread over the warps `by` as the instructions leave them."""
+        """Allocate an accumulator for products of `left` and `right`, laid out over the warps `by` as for `mma`."""
         _check_tiles(left, right)
         if left.dtype != right.dtype:
             raise ArgumentError(
@@ -104,7 +104,7 @@ class ProgramBuilder(ControlFlowBuilder):
     def fragment(
         self, name: str, shape: tuple[int, int], dtype: DType, operand: str, *, by: ThreadTensor
     ) -> RegisterFragment:
-        """A left factor ("A") in registers, as the instructions take it."""
+        """Allocate a left factor (operand "A") in registers, laid out over the warps `by` as for `mma`."""
         _check_memory(name, shape, dtype)
         if len(shape) != 2 or not all(isinstance(n, int) for n in shape):
             raise ArgumentError(f"{name} has no rows and columns", found=repr(shape))
@@ -120,10 +120,10 @@ class ProgramBuilder(ControlFlowBuilder):
         self, to: Operand, source: Operand, *, by: ThreadTensor | None = None, done: Barrier | None = None,
         multicast: bool = False,
     ) -> Any:  # fmt: skip
-        """Copy a tile; rounded if the types ask for it. Global to shared memory is asynchronous: `wait_copies`.
+        """Copy a tile, rounding if the types differ. Global to shared memory is asynchronous: see `wait_copies`.
 
-        done: a barrier on which the bytes of a copy by boxes (TMA) count, which one thread begins.
-        multicast: each block of the cluster copies a part of the rows of the same tile, and all get the whole.
+        done: copy by TMA, started by one thread, and count the bytes on this barrier.
+        multicast: each block of the cluster copies a part of the rows of the same tile to all of them.
         """
         done = self._done if done is None else done
         if done is not None:
@@ -142,9 +142,9 @@ class ProgramBuilder(ControlFlowBuilder):
         self, total: RegisterFragment, a: Operand, b: MemoryView, *, by: ThreadTensor | None = None,
         first: bool = False, products: str = "",
     ) -> RegisterFragment:  # fmt: skip
-        """Add `a @ b.T` to sums; `first`: the sums begin with it. B is N x K.
+        """Add `a @ b.T` to `total`, or overwrite it if `first`. `a` is M x K, `b` is N x K.
 
-        products: "tf32": round factors of float32, which otherwise have no products.
+        products: "tf32" to round float32 factors to tf32; without it, float32 factors are refused.
         """
         if products not in ("", ROUNDED):
             raise ArgumentError("k.matmul has no such products", expected=f"'' or '{ROUNDED}'", found=repr(products))
@@ -156,7 +156,7 @@ class ProgramBuilder(ControlFlowBuilder):
     def map(
         self, function: Callable[..., Any], *inputs: MapOperand, out: Operand | None = None, dtype: DType = FLOAT32
     ) -> Any:
-        """A pointwise function of tiles, which are broadcast; halves are computed with in float32."""
+        """Apply a pointwise function to tiles, with broadcasting; 16-bit floats are converted to float32 first."""
         if not callable(function) or not isinstance(dtype, DType):
             raise ArgumentError("a map takes a function of tiles, and gives a type", found=f"{function!r}, {dtype!r}")
         tiles = tuple(x for x in inputs if not isinstance(x, Positions))
@@ -169,7 +169,7 @@ class ProgramBuilder(ControlFlowBuilder):
         return self._add_checked_spec(specs.Map((out,), tiles, threads, function=function, positions=positions))
 
     def reduce(self, op: str, x: RegisterFragment, *, axis: int = 1) -> RegisterFragment:
-        """The elements of each row (axis 1) or column (0) combined by `+`, `*`, `min` or `max`."""
+        """Reduce each row (axis 1) or column (axis 0) by `+`, `*`, `min` or `max`."""
         if op not in ("+", "*", "min", "max") or axis not in (0, 1) or not isinstance(x, RegisterFragment):
             raise ArgumentError(f"cannot reduce {x} by {op!r} along {axis}", expected="+, *, min or max along 0 or 1")
         tile = self.allocate(reduced_tile(x, axis, self._fresh_name(f"{x.name}_reduced"))[0])
@@ -177,7 +177,7 @@ class ProgramBuilder(ControlFlowBuilder):
         return tile
 
     def shfl(self, x: RegisterFragment, mask: int) -> RegisterFragment:
-        """A tile with the values that the lane `lane ^ mask` has of `x`, each in the same place."""
+        """Butterfly shuffle: each value of the new tile is that of `x` in the lane `lane ^ mask`."""
         if not isinstance(x, RegisterFragment) or x.dtype != FLOAT32:
             raise ArgumentError("lanes exchange values of tiles in registers", expected="fp32", found=str(x))
         if type(mask) is not int or not 0 < mask < WARP:
@@ -190,9 +190,9 @@ class ProgramBuilder(ControlFlowBuilder):
     def spec(
         self, name: str, outputs: Sequence[Operand], inputs: Sequence[Operand] = (), *, by: ThreadTensor | None = None
     ) -> Iterator[None]:
-        """A spec whose decomposition is written by hand: `with k.spec("Move", [to], [source]): ...`.
+        """A spec with a user-written decomposition: `with k.spec("Move", [to], [source]): ...`.
 
-        The names "Move" and "MatMul" are known: `kernel.check()` proves that the body does that. Others are names only.
+        If the name is "Move" or "MatMul", `kernel.check()` proves that the body implements it. Others are only labels.
         """
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError("a spec needs a name", expected="an identifier", found=repr(name))
@@ -218,7 +218,7 @@ class ProgramBuilder(ControlFlowBuilder):
             yield
 
     def init(self, x: RegisterFragment, value: float) -> RegisterFragment:
-        """All elements become a number."""
+        """Fill a tile in registers with a constant."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(x, RegisterFragment):
             raise ArgumentError("only tiles in registers are set to numbers", found=f"{x}, {value!r}")
         self._add_checked_spec(specs.Init((x,), (), self._threads(None, (x,)), value=float(value)))
@@ -227,7 +227,7 @@ class ProgramBuilder(ControlFlowBuilder):
     # --- helpers -------------------------------------------------------------------------------------------------
 
     def _result(self, inputs: Sequence[MapOperand], dtype: DType) -> RegisterFragment:
-        """A new tile for the result of a map, spread as the largest input."""
+        """A new tile for the result of a map, distributed like an input in registers with the shape of the result."""
         shape = broadcast_shape(inputs)
         tiles = [x for x in inputs if isinstance(x, RegisterFragment)]
         fitting = [x for x in tiles if x.sizes == shape]
@@ -240,7 +240,7 @@ class ProgramBuilder(ControlFlowBuilder):
 
 
 _SIDES = {"Move": (1, 1), "MatMul": (1, 2)}
-"""How many outputs and inputs the specs have whose bodies are proven."""
+"""The number of (outputs, inputs) of the specs whose bodies `kernel.check()` proves."""
 
 
 def _check_tiles(*tiles: object) -> None:

@@ -1,4 +1,4 @@
-"""Numbers in pointwise functions of tile kernels: Python's operators and a few functions make expressions of them."""
+"""Symbolic numbers for pointwise functions of tile kernels: Python operators and a few functions build expressions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ inf = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number that the run computes."""
+    """A symbolic number, known only at run time."""
 
     expr: Expr
 
@@ -66,17 +66,17 @@ Number = Scalar | int | float
 
 
 def max(a: Number, b: Number) -> Scalar:
-    """The larger of two numbers; NaN where one is."""
+    """The larger of two numbers; NaN if either is NaN."""
     return _make_binary_scalar("max", a, b)
 
 
 def min(a: Number, b: Number) -> Scalar:
-    """The smaller of two numbers; NaN where one is."""
+    """The smaller of two numbers; NaN if either is NaN."""
     return _make_binary_scalar("min", a, b)
 
 
 def where(condition: Scalar, a: Number, b: Number) -> Scalar:
-    """The first number where a condition holds, else the second."""
+    """`a` if the condition holds, else `b`."""
     if not isinstance(condition, Scalar) or not condition.expr.type.dtype.is_bool:
         raise ArgumentError("where() takes a condition", expected="a comparison of numbers", found=repr(condition))
     return Scalar(build.select(condition.expr, _convert_operand(a, b), _convert_operand(b, a)))
@@ -113,7 +113,7 @@ def sigmoid(x: Number) -> Scalar:
 
 
 def to_expr(x: object) -> Expr:
-    """The expression of a number. Raises ArgumentError if a function gives something else."""
+    """The expression of a number that a pointwise function returned. Raises ArgumentError for anything else."""
     if isinstance(x, Scalar):
         return x.expr
     if isinstance(x, (int, float)) and not isinstance(x, bool):
@@ -126,7 +126,7 @@ def _make_binary_scalar(op: str, a: Number, b: Number) -> Scalar:
 
 
 def _convert_operand(x: Number, other: Number) -> Expr:
-    """A number in the type of the other one."""
+    """The expression of `x`; a Python number takes the type of `other`."""
     if isinstance(x, Scalar):
         return x.expr
     dtype = other.expr.type.dtype if isinstance(other, Scalar) else FLOAT32

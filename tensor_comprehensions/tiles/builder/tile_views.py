@@ -1,4 +1,4 @@
-"""The operands of a tile program: data in memory, and tiles spread over the registers of threads."""
+"""The operands of a tile program: data in memory, and tiles distributed over the registers of threads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..tensors import DTYPE_SPELLING, DataTensor, ThreadTensor
 from .indices import to_coordinate, to_index
 
 THREAD_X = build.var(THREAD[0])
-"""The number of a thread in its block."""
+"""The index of a thread in its block."""
 
 
 class DynamicIndexError(ArgumentError):
-    """A tile in registers is indexed by a number that only the run knows."""
+    """A tile in registers is indexed by a value that is known only at run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class MemoryView:
 
     Attributes:
         buffer: the memory.
-        tensor: the part, which keeps the coordinates in `buffer`.
+        tensor: the part, which tracks coordinates in `buffer`.
     """
 
     buffer: Buffer
@@ -42,8 +42,8 @@ class MemoryView:
 
     @staticmethod
     def of(name: str, shape: Sequence[IntTuple], dtype: DType, space: Space) -> MemoryView:
-        """All of a new row-major buffer. A hierarchical dimension lies with its last part fastest, as instructions
-        walk it."""
+        """A view of all of a new row-major buffer. In a hierarchical dimension, too, the last part is contiguous, as
+        instructions need it."""
         leaves = [flatten_tuple(n) for n in shape]
         sizes = tuple(n for part in leaves for n in part)
         tensor = DataTensor.make_addressed_tensor(sizes, dtype, space)
@@ -67,12 +67,12 @@ class MemoryView:
 
     @property
     def count(self) -> int:
-        """How many tiles, or elements, the outermost level has."""
+        """The number of tiles, or elements, in the outermost level."""
         return self.tensor.count
 
     @property
     def T(self) -> MemoryView:
-        """The dimensions in reverse order."""
+        """The view with dimensions in reverse order."""
         return replace(self, tensor=self.tensor.T)
 
     def tile(self, *sizes: int | str | Layout | None) -> MemoryView:
@@ -92,7 +92,7 @@ class MemoryView:
         return replace(self, tensor=self.tensor[to_coordinate(at)])
 
     def matrix(self, rows: int, columns: int) -> MemoryView:
-        """The only level as rows and columns of these sizes: one of size 1 is repeated, a smaller one enlarged."""
+        """The single level as a matrix of this size: a dimension of size 1 is broadcast, a smaller one is padded."""
         if len(self.tensor.parts) != 1:
             raise ArgumentError(f"cannot take {self} as a tile", expected="a single level", found=str(self.tensor))
         part = self.tensor.parts[0]
@@ -116,7 +116,7 @@ class MemoryView:
         return replace(self, tensor=tensor).tile_to(rows, columns)
 
     def tile_to(self, rows: int, columns: int) -> MemoryView:
-        """Rows and columns enlarged to these sizes."""
+        """The matrix padded to this size. Raises ArgumentError if it is larger."""
         tiled = self.tensor.tile(rows, columns)
         if tiled.count != 1:
             raise ArgumentError(
@@ -128,19 +128,20 @@ class MemoryView:
 
 @dataclass(frozen=True, slots=True)
 class RegisterFragment:
-    """A matrix spread over the registers of threads; prints as `%acc:[128,128].fp32.RF`.
+    """A matrix distributed over the registers of threads; prints as `%acc:[128,128].fp32.RF`.
 
     Attributes:
-        name: for people.
-        dtype: of the elements.
+        name: only for messages and printing.
+        dtype: the type of the elements.
         shape: rows and columns; columns may be hierarchical.
-        padded: the rows and columns that `tv` covers; places beyond `shape` are no elements.
-        tv: (thread, value) -> row + column * rows, both of `padded`.
-        buffer: of every thread: its registers. registers: the number of the register of each value.
-        per_register: values in a register of 32 bits; 1: each has its own.
-        group: the threads that `tv` spreads over: those of the block (None), or of each group of so many neighbors.
-        first: the thread of the block from which on `tv` counts, if it spreads over a role.
-        product: for sums: how warps, or warpgroups, and instructions divide them.
+        padded: the rows and columns that `tv` covers; positions outside of `shape` are padding.
+        tv: (thread, value) -> row + column * rows, in the matrix of size `padded`.
+        buffer: the registers of each thread. registers: for each value, the index of its register.
+        per_register: the number of values packed in a 32-bit register; 1 if each value has its own register.
+        group: None if `tv` covers the threads of the block or role; else the number of neighboring threads in each
+            group, every one of which holds a tile.
+        first: the first thread that `tv` covers; not 0 for a role.
+        product: for an accumulator, how it is divided among warps or warpgroups, and instructions.
     """
 
     name: str
@@ -161,23 +162,23 @@ class RegisterFragment:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """The number of rows and of columns, without padding."""
         rows, columns = (prod(flatten_tuple(n)) for n in self.shape)
         return rows, columns
 
     @property
     def values(self) -> int:
-        """How many elements a thread holds."""
+        """The number of values that a thread holds."""
         return self.tv[1].size
 
     @property
     def thread(self) -> Expr:
-        """The number of a thread in `tv`."""
+        """The index of the current thread in `tv`."""
         return build.sub(THREAD_X, self.first) if self.group is None else build.mod(THREAD_X, self.group)
 
     @property
     def spread(self) -> tuple[int, int]:
-        """Over which threads of the block `tv` goes: the first, and how many; of groups: those of each."""
+        """The threads of the block that `tv` covers, as (first, count); for groups, those of one group."""
         return self.first, self.tv[0].size
 
     @property
@@ -187,32 +188,32 @@ class RegisterFragment:
 
     @property
     def is_padded(self) -> bool:
-        """Whether some values may be no elements."""
+        """Whether some values may be padding."""
         return self.sizes != self.padded
 
     def row_and_column(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Of each thread and value."""
+        """The row, and the column, of each thread and value."""
         found = self.elements
         return found % self.padded[0], found // self.padded[0]
 
     def row(self, name: str) -> RegisterFragment:
-        """A new tile with one number a row, where this one has the row."""
+        """A new tile with one value per row, held by the threads that hold the row in this tile."""
         return row_tile(self, name)
 
     def positions(self, axis: int, start: object = 0) -> Positions:
-        """The number of each element's row (axis 0) or column (1), from `start` on: an operand of `k.map`."""
+        """The row (axis 0) or column (axis 1) of each element, plus `start`, as an operand of `k.map`."""
         if axis not in (0, 1):
             raise ArgumentError(f"{self} has no axis {axis}", expected="0 or 1")
         return Positions(self, axis, to_index(start, "positions"))
 
     def tile(self, rows: int | None, columns: int | None) -> RegisterFragments:
-        """Tiles of neighboring rows and columns, which numbers that the program knows pick."""
+        """The fragment cut into tiles of neighboring rows and columns; their indices must be Python integers."""
         return RegisterFragments(
             self, (rows or self.padded[0], columns or self.padded[1]), (rows is None, columns is None)
         )
 
     def __getitem__(self, at: Coordinate) -> RegisterFragment:
-        """Part of hierarchical dimensions, as `z[:, (gate, None)]`."""
+        """A part of hierarchical dimensions, e.g. `z[:, (gate, None)]`."""
         at = to_coordinate(at)
         given = at if isinstance(at, tuple) else (at,)
         if len(given) != 2 or not all(map(is_valid_coordinate, self.shape, given)):
@@ -221,7 +222,11 @@ class RegisterFragment:
         return self.restrict(*picked)
 
     def restrict(self, rows: tuple[list[int], IntTuple], columns: tuple[list[int], IntTuple]) -> RegisterFragment:
-        """The tile of these rows and columns, which now have these shapes."""
+        """The tile of some rows and columns, each given as (positions, their new shape).
+
+        Raises:
+            ArgumentError: the threads hold different values of it, or it has no layout.
+        """
         r, c = self.row_and_column()
         row_places, column_places = (
             _places_of(found, size) for (found, _), size in zip((rows, columns), self.padded, strict=True)
@@ -242,7 +247,7 @@ class RegisterFragment:
 
 @dataclass(frozen=True, slots=True)
 class RegisterFragments:
-    """A tile in registers, cut into tiles."""
+    """A fragment cut into tiles of `size`; dimensions that are `kept` whole take no index."""
 
     whole: RegisterFragment
     size: tuple[int, int]
@@ -250,7 +255,7 @@ class RegisterFragments:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of tiles."""
         return prod(-(-n // size) for n, size in zip(self.whole.padded, self.size, strict=True))
 
     def __getitem__(self, at: Coordinate) -> RegisterFragment:
@@ -271,14 +276,14 @@ class RegisterFragments:
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """How warps and instructions divide a tile of sums.
+    """How an accumulator is divided among warps and `mma` instructions.
 
     Attributes:
-        columns: the columns of one or two instructions: the second half belongs to the second.
-        pair: how many instructions these are.
-        rows_each, columns_each: how many times 16 rows, and such columns, a warp has.
-        warps: of rows and of columns.
-        threads: all of them.
+        columns: the columns of one or two instructions; the second half belongs to the second.
+        pair: the number of these instructions, 1 or 2.
+        rows_each, columns_each: the number of times a warp has 16 rows, and `columns`.
+        warps: the number of warps along rows and along columns.
+        threads: the threads of all warps.
     """
 
     columns: Layout
@@ -291,12 +296,12 @@ class ProductPlan:
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupPlan:
-    """How warpgroups and instructions divide a tile of sums.
+    """How an accumulator is divided among warpgroups and `wgmma` instructions.
 
     Attributes:
-        columns: of one instruction. columns_each: how many times a warpgroup has them.
-        rows_each: how many times it has 64 rows.
-        threads: all of them.
+        columns: the columns of one instruction. columns_each: the number of times a warpgroup has them.
+        rows_each: the number of times a warpgroup has 64 rows.
+        threads: the threads of all warpgroups.
     """
 
     columns: int
@@ -307,7 +312,7 @@ class WarpgroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The number of the row, or column, of each element of a tile; no memory holds it."""
+    """The row (axis 0) or column (axis 1) of each element of a tile, plus `start`; computed, not stored."""
 
     tile: RegisterFragment
     axis: int
@@ -318,7 +323,7 @@ class Positions:
 
     @property
     def shape(self) -> tuple[IntTuple, ...]:
-        """As of the tile."""
+        """The shape of the tile."""
         return self.tile.shape
 
 
@@ -328,14 +333,14 @@ MapOperand = MemoryView | RegisterFragment | Positions
 
 @cache
 def enumerate_tv(tv: Layout) -> np.ndarray[Any, Any]:
-    """The element of each thread (rows) and value (columns)."""
+    """The table of the element of each thread (rows) and value (columns)."""
     threads, values = (np.fromiter(mode.offsets(), np.int64) for mode in tv.modes)
     found: np.ndarray[Any, Any] = threads[:, None] + values[None, :]
     return found
 
 
 def group_equal_columns(table: np.ndarray[Any, Any]) -> list[list[int]]:
-    """The numbers of the columns that are equal, in the order of the first of each."""
+    """The indices of columns, in groups of equal columns ordered by the first of each."""
     found: dict[bytes, list[int]] = {}
     for number, column in enumerate(np.ascontiguousarray(table.T)):
         found.setdefault(column.tobytes(), []).append(number)
@@ -343,7 +348,7 @@ def group_equal_columns(table: np.ndarray[Any, Any]) -> list[list[int]]:
 
 
 def layout_of_table(table: np.ndarray[Any, Any]) -> Layout | None:
-    """The layout from (thread, value) to the entries of a table, if there is one."""
+    """The layout from (thread, value) to the entries of `table`; None if there is no such layout."""
     threads, values = _modes_of(table[:, 0] - table[0, 0]), _modes_of(table[0])
     if threads is None or values is None or table[0, 0] != 0:
         return None
@@ -352,7 +357,7 @@ def layout_of_table(table: np.ndarray[Any, Any]) -> Layout | None:
 
 
 def _modes_of(sequence: np.ndarray[Any, Any]) -> Layout | None:
-    """The layout whose offsets are a sequence that begins with 0."""
+    """The layout whose offsets are `sequence`, which begins with 0; None if there is no such layout."""
     modes: list[tuple[int, int]] = []
     while len(sequence) > 1:
         stride = int(sequence[1])
@@ -376,7 +381,7 @@ def register_tile(
     per_register: int = 1, group: int | None = None, first: int = 0,
     product: ProductPlan | WarpgroupPlan | None = None, register: DType | None = None,
 ) -> RegisterFragment:  # fmt: skip
-    """A tile with registers of its own."""
+    """A fragment with a new register buffer. register: the type of a register, by default `dtype`."""
     count = tv[1].size // per_register
     buffer = Buffer(name, Type(register or dtype), (count,), (1,), Space.REGISTER)
     numbers = tuple(v // per_register for v in range(tv[1].size))
@@ -384,7 +389,7 @@ def register_tile(
 
 
 def row_tile(x: RegisterFragment, name: str) -> RegisterFragment:
-    """A tile of float32 with one column: in every thread the rows that it has of `x`."""
+    """A float32 tile with one column; each thread holds the rows that it holds of `x`."""
     if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError("a tensor needs a name", expected="an identifier", found=repr(name))
     rows = x.row_and_column()[0]
@@ -395,14 +400,14 @@ def row_tile(x: RegisterFragment, name: str) -> RegisterFragment:
 
 
 def _places_of(found: list[int], size: int) -> np.ndarray[Any, Any]:
-    """For each number, up to `size`, where it is in `found`; -1: nowhere."""
+    """The inverse of `found`: for each integer below `size`, its index in `found`, or -1."""
     places = np.full(max(size, *found) + 1, -1)
     places[found] = np.arange(len(found))
     return places
 
 
 def _pick_positions(shape: IntTuple, at: Any, tile: RegisterFragment) -> tuple[list[int], IntTuple]:
-    """The positions that a coordinate leaves of a dimension, and their shape."""
+    """The positions in a dimension that a coordinate selects, and their shape."""
     if at is None or isinstance(at, slice):
         return [*range(prod(flatten_tuple(shape)))], shape
     leaves = flatten_tuple(shape)
@@ -420,7 +425,7 @@ def _pick_positions(shape: IntTuple, at: Any, tile: RegisterFragment) -> tuple[l
 
 
 def flatten_at(at: Any, shape: IntTuple) -> list[Any]:
-    """A coordinate for each leaf of a dimension."""
+    """The coordinate `at` of a dimension split into one for each leaf of `shape`; None for open ones."""
     if isinstance(shape, int):
         return [at]
     if isinstance(at, tuple):

@@ -1,4 +1,4 @@
-"""The program that a builder has written so far: bodies that are open, names that are taken, threads that come here."""
+"""The state of a trace: the nodes so far, the names in use, the enclosing bodies, and the threads that run them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tile_views import MemoryView, Operand, RegisterFragment
 
 
 class TraceState:
-    """The state of a trace, which the words of the builder extend."""
+    """The state of a trace, which the methods of the builder extend."""
 
     def __init__(self, name: str, target: GpuTarget) -> None:
         self.name, self.target = name, target
@@ -48,7 +48,7 @@ class TraceState:
 
     @contextmanager
     def _collect_body(self, what: str, make: Callable[[tuple[specs.Node, ...]], specs.Node]) -> Iterator[None]:
-        """Collect the nodes traced meanwhile as the body of a node."""
+        """Collect the nodes that the `with` block traces, and add `make(body)` to the program."""
         outer, self._body = self._body, []
         self._open.append(set())
         try:
@@ -69,13 +69,13 @@ class TraceState:
     # --- tiles ---------------------------------------------------------------------------------------------------
 
     def allocate(self, tile: RegisterFragment) -> RegisterFragment:
-        """A tile in registers, from here on."""
+        """Add the allocation of a tile in registers, and return it."""
         self._taken.setdefault(tile.buffer.name, 1)
         self._make(tile)
         return tile
 
     def add_leaf(self, leaf: specs.Leaf) -> None:
-        """Add statements that every thread executes, decomposed already."""
+        """Add an already decomposed spec."""
         self._add(leaf)
 
     def _make(self, tile: MemoryView | RegisterFragment) -> None:
@@ -87,7 +87,7 @@ class TraceState:
         for x in spec.inputs:
             self._check_alive(x)
         for x in spec.outputs:
-            if isinstance(x, RegisterFragment) and x.buffer.name not in self._taken:  # a tile of `row`
+            if isinstance(x, RegisterFragment) and x.buffer.name not in self._taken:  # `row` does not allocate its tile
                 self._taken[x.buffer.name] = 1
                 self._make(x)
             self._check_alive(x)
@@ -95,7 +95,7 @@ class TraceState:
         return spec.outputs[0]
 
     def _check_alive(self, x: object) -> None:
-        """Check that `x` is a tile, and exists here. Raises ArgumentError."""
+        """Raise ArgumentError unless `x` is a tile that is in scope."""
         if not isinstance(x, MemoryView | RegisterFragment):
             raise ArgumentError("this is no tile", expected="a tensor, or a tile of this kernel", found=repr(x))
         name = x.buffer.name
@@ -109,7 +109,7 @@ class TraceState:
             )
 
     def _threads(self, by: ThreadTensor | None, operands: Sequence[object] = ()) -> ThreadTensor:
-        """The threads that execute a spec: those given, or those of its tiles, of the role, or all."""
+        """The threads that execute a spec: `by` if given, else those of its tiles, of the role, or of the block."""
         if by is not None:
             if not isinstance(by, ThreadTensor):
                 raise ArgumentError("by= takes threads", expected="a thread tensor, of k.threads", found=repr(by))

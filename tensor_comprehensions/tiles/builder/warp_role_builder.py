@@ -1,4 +1,4 @@
-"""The words of the builder for roles, barriers in memory, and asynchronous operations."""
+"""Builder methods for warp specialization: roles, barriers in shared memory, and persistent loops."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from .trace_state import TraceState
 
 BLOCK_ID = build.var(BLOCK[0])
 MOST_REGISTERS, REGISTER_STEP = (24, 240), 8
-"""Of a role: from, to, in steps of."""
+"""The (minimum, maximum) number of registers per thread of a role, and the step."""
 DEFAULT_REGISTERS = {1: (0, 0), 2: (48, 232), 3: (56, 152)}
-"""Of the role that loads and of the others, by how many warpgroups these are; 0: as the launch divides them."""
+"""Registers per thread of the (loading, computing) role by the number of computing warpgroups; 0: do not change."""
 CLUSTER_REGISTERS = {2: (56, 224)}
-"""The same in a cluster, where addresses also depend on the block: fewer make the role that loads spill."""
+"""The same in a cluster, where the loading role needs more: with fewer it spills, as addresses depend on the block."""
 
 
 def role_registers(groups: int, cluster: int) -> tuple[int, int]:
-    """The registers of the role that loads, and of the others, which are so many warpgroups."""
+    """The registers per thread of the loading role, and of the `groups` computing warpgroups."""
     default = DEFAULT_REGISTERS.get(groups, (0, 0))
     return CLUSTER_REGISTERS.get(groups, default) if cluster > 1 else default
 
 
 class WarpRoleBuilder(TraceState):
-    """Words that only sm_90 has instructions for."""
+    """Builder methods for threads, and for roles, barriers and clusters, which need sm_90."""
 
     def threads(self, count: int) -> ThreadTensor:
-        """All threads of the block: `[count].thread`."""
+        """Set the number of threads of the block, and return them as `[count].thread`."""
         most = self.target.max_threads_per_block
         if type(count) is not int or count % WARP or not 0 < count <= most:
             raise ArgumentError(
@@ -55,10 +55,10 @@ class WarpRoleBuilder(TraceState):
         return parse_threads(f"[{count}].thread")
 
     def clusters(self, blocks: int) -> None:
-        """Let so many neighboring blocks form a cluster: those of neighboring rows of tiles, in one column.
+        """Launch clusters of `blocks` blocks, which compute neighboring rows of tiles in the same column.
 
-        They run at the same time, `k.move(multicast=True)` copies to all of them, and arrivals at `k.barriers(...,
-        everywhere=True)` count in all. Comes before barriers, and before blocks are mapped.
+        The blocks of a cluster run concurrently, `k.move(multicast=True)` copies to all of them, and arrivals at
+        `k.barriers(..., everywhere=True)` count in all. Call it before making barriers and mapping blocks.
         """
         self._check_target("clusters")
         if blocks not in (1, 2, 4, 8) or type(blocks) is not int:
@@ -71,7 +71,7 @@ class WarpRoleBuilder(TraceState):
 
     @contextmanager
     def role(self, threads: ThreadTensor, *, registers: int = 0) -> Iterator[None]:
-        """The body, by some warpgroups only. registers: of each of their threads, from there on."""
+        """Run the body only in the warpgroups `threads`. registers: per thread from there on; 0 for no change."""
         found = thread_range(threads) if isinstance(threads, ThreadTensor) else None
         if found is None or found[0] % WARPGROUP or found[1] % WARPGROUP:
             raise ArgumentError(
@@ -96,7 +96,7 @@ class WarpRoleBuilder(TraceState):
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """The body, by one thread of the role, or of the block."""
+        """Run the body in only one thread of the role or block."""
         if self._one:
             raise ArgumentError("k.one() inside of k.one()")
         self._check_target("k.one()")
@@ -111,9 +111,9 @@ class WarpRoleBuilder(TraceState):
     # --- barriers ------------------------------------------------------------------------------------------------
 
     def barriers(self, name: str, count: int, arrivals: int, *, everywhere: bool = False) -> BarrierArray:
-        """Allocate `count` barriers in shared memory, each of which ends a phase after `arrivals`.
+        """Allocate `count` barriers in shared memory; a phase of each completes after `arrivals` arrivals.
 
-        everywhere: each arrival is one in all blocks of the cluster, and a phase ends after `arrivals` from each block.
+        everywhere: arrivals count in all blocks of the cluster; a phase completes after `arrivals` from each block.
         """
         self._check_target("barriers in memory")
         if not isinstance(name, str) or not name.isidentifier():
@@ -127,7 +127,7 @@ class WarpRoleBuilder(TraceState):
         return made
 
     def expect(self, barrier: Barrier, *tiles: MemoryView) -> None:
-        """Arrive, in `k.one()`; the phase ends when the bytes of these tiles have landed, too."""
+        """Arrive, in `k.one()`, and make the phase wait until the bytes of `tiles` have arrived, too."""
         self._check_barrier(barrier)
         if not self._one:
             raise ArgumentError("all threads would expect the same bytes", expected="k.expect in k.one()")
@@ -137,19 +137,19 @@ class WarpRoleBuilder(TraceState):
         self._add(specs.Expect(barrier, sum(map(tile_bytes, tiles))))
 
     def wait(self, barrier: Barrier, phase: object) -> None:
-        """Wait for the end of the phase of this parity, 0 or 1; the one before the first has parity 1."""
+        """Wait until the phase with parity `phase` completes; the phase before the first has parity 1."""
         self._check_barrier(barrier)
         self._add(specs.Wait(barrier, to_index(phase, "phases")))
 
     def arrive(self, barrier: Barrier) -> None:
-        """Arrive: once in `k.one()`, else once a warpgroup."""
+        """Arrive: once in `k.one()`, else once per warpgroup."""
         self._check_barrier(barrier)
         self._add(specs.Arrive(barrier, self._arriving_threads()))
 
     def release(self, barriers: BarrierArray, step: PipelineStep, *, after: int = 1) -> None:
-        """Wait for all but the last `after` groups of products, and release the stage that the finished ones read.
+        """Wait for all but the last `after` groups of products, and arrive at the barrier of the stage that is free.
 
-        Stands at the end of a loop of `k.steps`; the remaining stages are released after the loop.
+        Call it at the end of the body of a `k.steps` loop; the remaining stages are released after the loop.
         """
         inside = isinstance(step, PipelineStep) and bool(self._iterations) and step.expr == self._iterations[-1][0]
         if not isinstance(barriers, BarrierArray) or not inside:
@@ -192,14 +192,14 @@ class WarpRoleBuilder(TraceState):
         self._add(specs.WaitProducts(groups))
 
     def fence(self) -> None:
-        """Make earlier stores visible to boxes and products of warpgroups after the next barrier."""
+        """Make earlier stores visible to TMA copies and warpgroup products after the next barrier."""
         self._check_target("k.fence()")
         self._add(specs.Fence())
 
     # --- loops ---------------------------------------------------------------------------------------------------
 
     def steps(self, count: int | Index, depth: int) -> Iterator[PipelineStep]:
-        """`for i in k.steps(n, depth)`: a loop whose index knows its stage and phase, which count on over tiles."""
+        """`for i in k.steps(n, depth)`: a loop whose index has a stage and phase, which continue over outer loops."""
         good = isinstance(count, Index) or (type(count) is int and count >= 0)
         if not good or type(depth) is not int or depth < 1:
             raise ArgumentError(
@@ -213,11 +213,11 @@ class WarpRoleBuilder(TraceState):
             yield PipelineStep.of(var, self._number(var), depth)
 
     def each(self, tensor: MemoryView, *, persistent: bool = False, group: int = 1) -> Iterator[tuple[Index, ...]]:
-        """`for m, n in k.each(T, persistent=True)`: the coordinates of the tiles of a tensor's outer level.
+        """`for m, n in k.each(T, persistent=True)`: loop over the coordinates of tiles in the outermost level of `T`.
 
         Args:
-            persistent: as many blocks as processors share the tiles; else each block walks over all of them.
-            group: as of `blocks`.
+            persistent: distribute the tiles over one block per SM; otherwise, every block iterates over all tiles.
+            group: as in `blocks`.
         """
         sizes = self._outer_sizes(tensor)
         check_group(group)
@@ -232,7 +232,7 @@ class WarpRoleBuilder(TraceState):
                 yield tuple(Index(build.var(name)) for name, _ in names)
 
     def share_tiles(self, total: int) -> Iterator[Expr]:
-        """The numbers of the tiles of a block, where as many blocks as processors share `total` of them."""
+        """Loop over the indices of the tiles of this block, when one block per SM shares `total` tiles."""
         self._mapped = True
         if total % self.cluster:
             raise ArgumentError(f"{total} tiles are no whole clusters", expected=f"a multiple of {self.cluster}")
@@ -244,12 +244,12 @@ class WarpRoleBuilder(TraceState):
 
     @contextmanager
     def bind_names(self, names: Sequence[tuple[str, Expr]]) -> Iterator[None]:
-        """The body, in which expressions have names."""
+        """Bind `names` to expressions in the body."""
         with self._collect_body("k.each", partial(specs.Let, tuple(names))):
             yield
 
     def _loop(self, stop: int | Expr, what: str) -> Iterator[Expr]:
-        """A loop: its body is traced once."""
+        """Trace the body of a loop once; `what` names the method in errors."""
         var = self._fresh_name("i")
         self._depth += 1
         self._iterations.append((build.var(var), stop))
@@ -265,12 +265,12 @@ class WarpRoleBuilder(TraceState):
             self._add(node)
 
     def _number(self, step: Expr) -> Expr:
-        """The number of a step of the innermost loop, counted over the iterations of those around it."""
+        """The index of a step of the innermost loop, counted over the iterations of enclosing loops."""
         count = self._iterations[-1][1]
         return build.add(build.mul(self._count_enclosing_steps(len(self._iterations) - 1), count), step)
 
     def _count_enclosing_steps(self, loops: int | None = None) -> Expr:
-        """The number of iterations so far of the loops around this, or of the outermost ones of them."""
+        """The number of iterations so far of the enclosing loops, or of the outermost `loops` of them."""
         number: Expr = build.const(0)
         for var, stop in self._iterations[:loops]:
             number = build.add(build.mul(number, stop), var)
@@ -279,14 +279,14 @@ class WarpRoleBuilder(TraceState):
     # --- helpers -------------------------------------------------------------------------------------------------
 
     def _outer_sizes(self, tensor: MemoryView) -> list[int]:
-        """The sizes of the outer level of a tiled tensor. Raises ArgumentError if it has none."""
+        """The sizes of the outer level of a tiled tensor. Raises ArgumentError if it is not tiled."""
         if not isinstance(tensor, MemoryView) or len(tensor.tensor.parts) < 2:
             raise ArgumentError(f"cannot map blocks to {tensor}", expected="a tiled tensor", found=str(tensor))
         outer = tensor.tensor.parts[0]
         return [n.size for n, whole in zip(outer.layouts[0].modes, outer.whole, strict=True) if not whole]
 
     def _arriving_threads(self) -> ThreadTensor | None:
-        """The threads of which one of each warpgroup arrives; None: the one thread that runs here."""
+        """The threads, of which one per warpgroup arrives; None in `k.one()`, where the current thread arrives."""
         if self._one:
             return None
         threads = self._threads(None)
@@ -304,7 +304,7 @@ class WarpRoleBuilder(TraceState):
             raise ArgumentError(f"{what} need sm_90", found=self.target.name)
 
     def _trace_nodes(self, write: Callable[[], Any]) -> list[specs.Node]:
-        """The nodes that a function traces, without adding them to the program."""
+        """The nodes that `write` traces, without adding them to the program."""
         outer, self._body = self._body, []
         try:
             write()
@@ -314,13 +314,14 @@ class WarpRoleBuilder(TraceState):
 
 
 def check_group(group: object) -> None:
-    """Check a number of tile rows. Raises ArgumentError."""
+    """Raise ArgumentError unless `group` is a valid number of tile rows."""
     if type(group) is not int or group < 1:
         raise ArgumentError("cannot walk over tiles", expected="group= rows of tiles, 1 or more", found=repr(group))
 
 
 def rows_together(rows: int, group: int, cluster: int) -> int:
-    """How many of `rows` rows of tiles are visited together: at most `group`, a divisor, and a multiple of `cluster`.
+    """The number of tile rows visited together: the largest divisor of `rows` that is a multiple of `cluster` and at
+    most `group` (or `cluster`, if larger).
 
     Raises:
         ArgumentError: there is no such number.
@@ -332,7 +333,7 @@ def rows_together(rows: int, group: int, cluster: int) -> int:
 
 
 def tile_coordinates(number: Expr, sizes: Sequence[int], group: int, cluster: int = 1) -> list[Expr]:
-    """The coordinates of tile `number`; `group` rows of tiles, or a divisor of them, are visited together."""
+    """The coordinates of the tile with index `number`; about `group` rows of tiles are visited together."""
     if cluster > 1 and len(sizes) != 2:
         raise ArgumentError("blocks of a cluster compute rows of tiles", expected="rows and columns of tiles")
     if len(sizes) == 2 and (group > 1 or cluster > 1):
@@ -347,5 +348,5 @@ def tile_coordinates(number: Expr, sizes: Sequence[int], group: int, cluster: in
 
 
 def tile_bytes(x: MemoryView) -> int:
-    """The bytes of a tile."""
+    """The size of the outermost level of a tile in bytes."""
     return prod(n for size in x.shape for n in flatten_tuple(size)) * x.dtype.size

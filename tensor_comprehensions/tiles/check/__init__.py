@@ -1,1 +1,1 @@
-"""Proofs about tile programs, by running their bodies on tags and counting accesses."""
+"""Verify tile programs by running their decompositions on tags, and count the bank conflicts of their accesses."""

@@ -1,8 +1,8 @@
-"""Proofs of decompositions, by running them on tags instead of numbers.
+"""Verify decompositions by running them on tags, i.e. element numbers, instead of values.
 
-A body of a move must put the tag of every element in its specified place, and no tag anywhere else. A body of a product
-must meet every (m, n, k) once, with one k in both factors. Both hold for the sizes of the program, and are checked at
-the first and at the last blocks and loop iterations.
+The body of a move must put the tag of every element at its specified location, and no tag anywhere else. The body of a
+product must multiply every (m, n, k) exactly once, with the same k in both factors. This is checked for the sizes of
+the program, in the first and last blocks, at the first and last loop iterations.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .tag_machine import HIGH, LOW, UNTOUCHED, TagMachine, Tags
 
 
 def check_program(program: specs.Program) -> int:
-    """Prove the moves and products of a decomposed program; give how many bodies were checked.
+    """Verify the moves and products of a decomposed program, and return the number of checked bodies.
 
     Raises:
-        InternalError: a body does something else than its spec; with the element.
+        InternalError: a body does not implement its spec; the message names an element.
     """
     count = 0
     for last in (False, True):
         block = program.blocks - program.cluster if last else 0
         walks = [_walk_block(program, block + n, last=last) for n in range(program.cluster)]
-        for specs_of_blocks in zip(*walks, strict=True):  # blocks of a cluster come to the same specs
+        for specs_of_blocks in zip(*walks, strict=True):  # all blocks of a cluster reach the same specs
             spec = specs_of_blocks[0][0]
             threads = thread_range(spec.threads) or (0, program.threads)
             machines = [TagMachine.of(threads, inner, program.maps) for _, inner in specs_of_blocks]
@@ -70,7 +70,7 @@ def _walk_specs(
             case specs.Role(body=inner) | specs.One(body=inner):
                 yield from _walk_specs(inner, values, last=last)
             case specs.When(condition, inner):
-                if np.any(evaluate_index(condition, values)):  # of some warpgroups of a role
+                if np.any(evaluate_index(condition, values)):  # may hold for only some warpgroups of a role
                     yield from _walk_specs(inner, values, last=last)
             case specs.Spec():
                 yield node, values
@@ -82,7 +82,7 @@ def _run_spec(spec: specs.Spec, machine: TagMachine) -> None:
 
 
 def _run_nodes(nodes: Sequence[specs.Node], machine: TagMachine) -> None:
-    """Execute leaves, also in loops and branches of a body that is written by hand."""
+    """Execute leaves, including those in loops and branches of user-written bodies."""
     for node in nodes:
         match node:
             case specs.Leaf(statement=statement):
@@ -100,7 +100,7 @@ def _run_nodes(nodes: Sequence[specs.Node], machine: TagMachine) -> None:
 
 
 def _check_move(spec: specs.Move, machine: TagMachine, others: Sequence[TagMachine] = ()) -> None:
-    """others: blocks of the cluster that copy the rest."""
+    """Check that the body copies the input. others: the other blocks of a multicast, which copy the rest."""
     (to,), (source,) = spec.outputs, spec.inputs
     sizes, text = _find_move_sizes(to, source), f"{to} <- Move({source})"
     groups = [x.group for x in (to, source) if isinstance(x, RegisterFragment) and x.group is not None]
@@ -173,9 +173,9 @@ def _find_move_sizes(to: Operand, source: Operand) -> tuple[int, int]:
 
 
 def _place_tags(x: Operand, sizes: tuple[int, int], machine: TagMachine, thread: int = 0) -> Tags:
-    """Put the tag `1 + row + column * rows` at every element; give the tags by row and column, 0 if none is.
+    """Put the tag `1 + row + column * rows` at every element; return the tags by row and column, 0 for padding.
 
-    thread: whose part of memory it is, where groups of threads have one each.
+    thread: the thread whose part of memory is meant, if the location depends on the thread.
     """
     rows, columns = np.meshgrid(*(np.arange(n) for n in sizes), indexing="ij")
     tags = 1 + rows + columns * sizes[0]
@@ -192,11 +192,11 @@ def _place_tags(x: Operand, sizes: tuple[int, int], machine: TagMachine, thread:
     places, inside = _memory_places(x, sizes, machine.values, thread)
     held = machine.tags(x.buffer)
     held[places[inside]] = tags[inside]
-    return np.where(inside, held[np.where(inside, places, 0)], 0)  # elements of one place have one tag
+    return np.where(inside, held[np.where(inside, places, 0)], 0)  # read back: broadcast elements share a tag
 
 
 def _memory_places(x: MemoryView, sizes: tuple[int, int], values: Mapping[str, Any], thread: int) -> tuple[Tags, Tags]:
-    """The offset of every row and column, and whether that is an element."""
+    """The offset of every (row, column), and whether an element exists there."""
     one = x.matrix(*sizes).tensor[build.var("%row"), build.var("%column")]
     rows, columns = np.meshgrid(*(np.arange(n) for n in sizes), indexing="ij")
     known = {**values, ir.THREAD[0]: thread, "%row": rows, "%column": columns}

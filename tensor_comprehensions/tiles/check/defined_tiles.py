@@ -1,4 +1,4 @@
-"""Which tiles in registers a program reads before it sets them."""
+"""Detect tiles in registers that are read before they are set."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..builder.tile_views import RegisterFragment
 
 
 def check_defined(nodes: Sequence[specs.Node], known: set[str] | None = None) -> None:
-    """Refuse a program that reads a tile in registers before anything sets it. A branch counts as taken.
+    """Raise an error if a tile in registers is read before it is set. Branches count as taken.
 
     Raises:
-        ArgumentError: naming the tile.
+        ArgumentError: a tile is read too early; the message names it.
     """
     known = set() if known is None else known
     for n in nodes:

@@ -1,5 +1,4 @@
-"""How a module accesses its shared memory: bank turns counted for every access of every warp, and the swizzles that
-leave the fewest."""
+"""Count the bank conflicts of a module's accesses to shared memory, and choose the swizzles with the fewest."""
 
 from __future__ import annotations
 
@@ -31,10 +30,10 @@ Offsets = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class SharedAccesses:
-    """All different accesses of one width to a buffer by one number of threads.
+    """The distinct accesses to a buffer with the same width and number of threads.
 
     Attributes:
-        offsets: in elements, of each access (rows) and thread (columns).
+        offsets: the offset, in elements, of each access (rows) and thread (columns).
         width: the bytes that a thread accesses.
     """
 
@@ -43,11 +42,11 @@ class SharedAccesses:
 
 
 _Found = dict[str, dict[tuple[int, bytes], Offsets]]
-"""For each shared buffer the offsets of its accesses, by their width and their bytes."""
+"""For each shared buffer, the offsets of its accesses, keyed by width and by the offsets' bytes to drop duplicates."""
 
 
 def swizzled_module(module: ir.Module) -> ir.Module:
-    """The module with the swizzle for each shared buffer that leaves the fewest bank turns, none if none helps."""
+    """The module with each shared buffer swizzled so that bank conflicts are minimal, or not at all if none helps."""
     (kernel,) = module.kernels
     found: dict[str, ir.Buffer] = {}
     accesses = shared_accesses(kernel)
@@ -62,7 +61,7 @@ def swizzled_module(module: ir.Module) -> ir.Module:
 
 
 def bank_turns(module: ir.Module) -> int:
-    """Turns that all accesses to shared memory take beyond those without conflicts, the variables of loops being 0."""
+    """The extra cycles that bank conflicts cost over all accesses to shared memory, with loop variables set to 0."""
     (kernel,) = module.kernels
     buffers = {b.name: b for b in allocated_buffers(kernel.body)}
     return sum(
@@ -72,7 +71,7 @@ def bank_turns(module: ir.Module) -> int:
 
 
 def shared_accesses(kernel: ir.Kernel) -> dict[str, list[SharedAccesses]]:
-    """The accesses of the warps of a block to each shared buffer."""
+    """The accesses of the threads of a block to each shared buffer, by its name."""
     assert kernel.launch is not None
     threads = np.arange(kernel.launch.block[0])
     found: _Found = {}
@@ -133,7 +132,7 @@ def _collect_shared_accesses(s: ir.Stmt, values: Mapping[str, Any], found: _Foun
         case ir.If(condition, then, otherwise):
             active = np.broadcast_to(evaluate_index(condition, values), values[ir.THREAD[0]].shape)
             if not active.any():
-                active = ~active  # the numbers of loops and blocks, 0 here, decide
+                active = ~active  # the condition depends on loops or blocks, whose variables are 0 here
             inner = {
                 k: v[active] if isinstance(v, np.ndarray) and v.shape == active.shape else v for k, v in values.items()
             }
@@ -143,7 +142,7 @@ def _collect_shared_accesses(s: ir.Stmt, values: Mapping[str, Any], found: _Foun
             return
         case ir.Invoke(name, operands):
             if is_asynchronous(s):
-                return  # copies of boxes and products of warpgroups have no conflicts
+                return  # TMA copies and warpgroup products have no conflicts
             width = s.attributes[0] if name in (COPY_ASYNC, COPY_ASYNC_ZERO) else ROW_BYTES if name in ATOMS else 4
             for buffer, where in operands:
                 _record_shared_access(buffer, where, width, values, found)
@@ -171,7 +170,7 @@ def _record_shared_access(
 
 
 def evaluate_index(e: ir.Expr, values: Mapping[str, Any]) -> Any:
-    """The value of an index in every thread; variables that are not known are 0."""
+    """The value of an index in every thread; unknown variables and expressions are 0."""
     match e:
         case ir.Const(value):
             return value
@@ -192,7 +191,7 @@ def evaluate_index(e: ir.Expr, values: Mapping[str, Any]) -> Any:
 
 
 def with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
-    """The program with other buffers of the same names."""
+    """`s` with the buffers in `found` substituted by name."""
 
     def on_expr(e: ir.Expr) -> ir.Expr:
         if type(e) is ir.Const or type(e) is ir.Var:

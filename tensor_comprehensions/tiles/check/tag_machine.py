@@ -1,4 +1,4 @@
-"""Threads that move tags instead of numbers: the machine on which proofs of decompositions run bodies."""
+"""An interpreter of statements that moves tags instead of values, to verify decompositions."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ Tags = np.ndarray[Any, Any]
 UNTOUCHED = -1
 PRIVATE = (ir.Space.REGISTER, ir.Space.SCRATCH)
 HIGH = 32
-"""Bits below the second tag of a register that holds two."""
+"""The bit position of the second tag in a register that holds two."""
 LOW = (1 << HIGH) - 1
 _QUARTER = 16
-"""Bits of a tag of a register that holds four."""
+"""The bits of each tag in a register that holds four."""
 _LEAST = (1 << _QUARTER) - 1
 ORDERING = (BARRIER_PART, BULK_COMMIT, BULK_WAIT, FENCE_ASYNC, WGMMA_COMMIT, WGMMA_FENCE)
-"""Statements that move no data."""
+"""Intrinsics that move no data."""
 _LOADS = (*TMA_LOADS, *TMA_MULTICASTS)
 
 
 @dataclass(frozen=True, slots=True)
 class TagProduct:
-    """The tags that an instruction multiplies, as matrices. more: whether the sums go on."""
+    """The tags of the operands of a product instruction, as matrices. more: whether it adds to the sums."""
 
     sums: Tags
     left: Tags
@@ -58,10 +58,12 @@ class TagProduct:
 
 @dataclass(slots=True)
 class TagMachine:
-    """Threads of a block in step, with tags in memory and in registers; products are kept for the check.
+    """Threads of a block, executed in lockstep, with tags in memory and registers.
 
     Attributes:
-        first, threads: which ones. values: of variables, in each thread. maps: of the program.
+        first, threads: the first thread, and the number of threads.
+        values: the values of variables, in each thread. maps: the tensor maps of the program.
+        memory: the tags in each buffer, by name. products: the executed products, for the check.
     """
 
     first: int
@@ -73,20 +75,20 @@ class TagMachine:
 
     @staticmethod
     def of(threads: tuple[int, int], values: Mapping[str, Any], maps: tuple[ir.TensorMap, ...] = ()) -> TagMachine:
-        """The machine of some threads: the first, and how many."""
+        """The machine of `threads`, given as (first, count)."""
         numbers = threads[0] + np.arange(threads[1])
         known = {**values, ir.THREAD[0]: numbers, WARPGROUP_INDEX: numbers // WARPGROUP}
         return TagMachine(*threads, known, maps)
 
     def tags(self, buffer: ir.Buffer) -> Tags:
-        """The tags of a buffer, per thread if it is private."""
+        """The tags in a buffer, with a row per thread if it is private."""
         if buffer.name not in self.memory:
             sizes = (self.threads, buffer.span) if buffer.space in PRIVATE else (buffer.span,)
             self.memory[buffer.name] = np.full(sizes, UNTOUCHED, np.int64)
         return self.memory[buffer.name]
 
     def run(self, s: ir.Stmt, active: Tags) -> None:
-        """Execute a statement in the threads that are active."""
+        """Execute a statement in the `active` threads."""
         match s:
             case ir.Block(body):
                 for one in body:
@@ -113,7 +115,7 @@ class TagMachine:
                 raise InternalError(f"no tags are known of {type(s).__name__}")
 
     def _places(self, buffer: ir.Buffer, indices: Sequence[ir.Expr]) -> Tags:
-        """The offset of each thread (rows) and lane of a vector (columns)."""
+        """The offset of an element for each thread (rows) and vector lane (columns)."""
         total = np.zeros((self.threads, 1), np.int64)
         for index, stride in zip(indices, buffer.strides, strict=True):
             base, step, lanes = (index.base, index.stride, index.lanes) if isinstance(index, ir.Ramp) else (index, 0, 1)
@@ -171,7 +173,7 @@ class TagMachine:
         self._write(to, self._places(to, vector[0]), tags, active)
 
     def _box(self, s: ir.Invoke, thread: int) -> None:
-        """Copy a box from a tensor, zeros from beyond, or to it."""
+        """Copy a box from a tensor, with zeros for out-of-bounds elements, or to it."""
         loads = s.name in _LOADS
         (memory, there), (tensor, here) = s.operands[:2] if loads else s.operands[1::-1]
         m = self.maps[s.attributes[0]]
@@ -192,7 +194,7 @@ class TagMachine:
     def _matrix_places(
         self, b: ir.Buffer, where: Sequence[ir.Expr], thread: int, sizes: tuple[int, int], *, across: bool
     ) -> Tags:
-        """The offsets of rows and columns in the last two dimensions; across: rows lie along the last one."""
+        """The offsets of a matrix in the last two dimensions; across: its rows extend along the last one."""
         first = int(self._places(b, where)[thread, 0])
         row, column = b.strides[-2:] if not across else b.strides[:-3:-1]
         found: Tags = first + row * np.arange(sizes[0])[:, None] + column * np.arange(sizes[1])
@@ -248,7 +250,7 @@ class TagMachine:
             self.products.append(TagProduct(found[0], found[1], found[2], more))
 
     def _fragment(self, view: tuple[ir.Buffer, tuple[ir.Expr, ...]], count: int, pack: int) -> Tags:
-        """The tags of `count` values of each thread from a register on, each of which holds `pack`."""
+        """The tags of `count` values of each thread, from a register on; each register holds `pack` values."""
         buffer, where = view
         first, held = int(self._places(buffer, where)[0, 0]), self.tags(buffer)
         if buffer.type.dtype.name != "uint32" or pack == 1:
@@ -263,7 +265,7 @@ class TagMachine:
 
 
 def _to_halfwords(tags: Tags, size: int) -> Tags:
-    """The tags of elements of `size` bytes as those of 16 bits: two of bytes as one, one of 32 bits and a zero."""
+    """Convert tags of elements of `size` bytes to units of 16 bits: pack two bytes, or add a zero to 32 bits."""
     if size == 1:
         two: Tags = tags[:, 0::2] | tags[:, 1::2] << _QUARTER
         return two
@@ -271,7 +273,7 @@ def _to_halfwords(tags: Tags, size: int) -> Tags:
 
 
 def matrix_of(tags: Tags, layout: Any, rows: int, columns: int) -> Tags:
-    """Tags by lane and value as the matrix of an instruction."""
+    """The matrix of an instruction, from tags by lane and value."""
     flat = np.zeros(rows * columns, np.int64)
     flat[enumerate_tv(layout)] = tags
     matrix: Tags = flat.reshape(columns, rows).T

@@ -1,1 +1,1 @@
-"""Tile kernels that come with the package, written with its public names, as users write theirs."""
+"""Tile kernels that come with the package, written only with its public API."""

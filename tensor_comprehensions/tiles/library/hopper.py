@@ -1,4 +1,4 @@
-"""Kernels for Hopper: a role loads by TMA, warpgroups multiply, barriers in memory lie between."""
+"""Warp-specialized kernels for Hopper: one role loads by TMA, warpgroups multiply, and barriers synchronize them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def gemm90(
     k: Any, C: Any, A: Any, B: Any, tile: tuple[int, int, int] = (128, 256, 64), depth: int = 4, group: int = 8,
     cluster: int = 1,
 ) -> None:  # fmt: skip
-    """`C = A @ B.T`: persistent blocks; a warpgroup loads, two multiply; sums in float32, rounded once.
+    """`C = A @ B.T` with persistent blocks: one warpgroup loads, two multiply; float32 sums are rounded once.
 
-    cluster: so many blocks of neighboring rows load each tile of B once for all of them.
+    cluster: the number of blocks, in neighboring rows, that share each load of a tile of B.
     """
     bm, bn, bk = tile
     load, math = k.threads(384).tile(128).split(1, 2)  # [1].[128].thread, [2].[128].thread
@@ -47,7 +47,7 @@ def fmha(
     Q: Any, K: Any, V: Any, scale: float = 1.0, rows: int = 128, columns: int = 128, depth: int = 2,
     causal: bool = False,
 ) -> None:  # fmt: skip
-    """`softmax(scale * Q @ K.T) @ V` by running maxima, scores in registers; causal: of the columns up to the row."""
+    """`softmax(scale * Q @ K.T) @ V` with an online softmax, scores in registers; causal: column j <= row i only."""
     (z, i), D, c = k.blocks(Q.tile(1, rows, None)), Q.shape[2], scale * LOG2_E
     load, math = k.threads(128 + 2 * rows).tile(128).split(1, rows // 64)
     sQ = k.shared("sQ", (rows, D), t.bf16)

@@ -1,4 +1,4 @@
-"""Layers of networks: chains of products in registers, and the cell of an LSTM."""
+"""Network layers: an MLP as a chain of products in registers, and an LSTM cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensor_comprehensions import tiles as t
 
 @tc.tile_kernel("Y:[B,W].fp16 <- X:[B,W].fp16, Ws:[L,W,W].fp16, bs:[L,W].fp16")
 def mlp(k: Any, Y: Any, X: Any, Ws: Any, bs: Any, rows: int = 128, bk: int = 64, depth: int = 3) -> None:
-    """`relu(x @ W.T + b)` for each layer; activations between layers stay in registers."""
+    """An MLP, `relu(x @ W.T + b)` for each layer; activations between layers stay in registers."""
     (i,), warp, W = k.blocks(X.tile(rows, None)), k.threads(rows * 2).tile(32), X.shape[1]  # 16 rows a warp
     h = k.move(k.fragment("h", (rows, W), t.fp16, "A", by=warp), X.tile(rows, None)[i])
     sW = k.shared("sW", (depth, W, bk), t.fp16)
@@ -24,7 +24,7 @@ def mlp(k: Any, Y: Any, X: Any, Ws: Any, bs: Any, rows: int = 128, bk: int = 64,
             k.matmul(acc, h.tile(None, bk)[j], sW[s], by=warp)
 
         k.ring(w.count, depth, fill, use)
-        k.map(lambda a, b: t.max(a + b, 0), acc, bs[layer], out=h)  # sums lie where the next factor must: no move
+        k.map(lambda a, b: t.max(a + b, 0), acc, bs[layer], out=h)  # the sums are laid out as the next left factor
     k.move(Y.tile(rows, None)[i], h)
 
 
@@ -36,7 +36,7 @@ def lstm(
     k: Any, H: Any, C: Any, x: Any, h: Any, c: Any, W: Any, R: Any, b: Any,
     tile: tuple[int, int, int] = (128, 32, 32), depth: int = 3,
 ) -> None:  # fmt: skip
-    """The next hidden state and cell: eight products into one tile of sums, of which a thread has all four gates."""
+    """The next hidden state and cell of an LSTM: all gates in one accumulator, whose threads hold all four gates."""
     bm, bn, bk = tile
     (m, n), warp, s = k.blocks(H.tile(bm, bn)), k.threads(128).tile(32), t.sigmoid
     sx, sw = k.shared("sx", (depth, bm, bk), t.fp16), k.shared("sw", (depth, (4, bn), bk), t.fp16)

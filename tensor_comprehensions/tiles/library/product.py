@@ -1,4 +1,4 @@
-"""Products of matrices on tensor cores."""
+"""Matrix products on tensor cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def gemm80(
     k: Any, C: Any, A: Any, B: Any, tile: tuple[int, int, int] = (128, 128, 32), warps: tuple[int, int] = (2, 2),
     depth: int = 3,
 ) -> None:  # fmt: skip
-    """`C = A @ B.T`: a ring of asynchronous copies, `ldmatrix`, `mma`; sums in float32, rounded once."""
+    """`C = A @ B.T` by pipelined asynchronous copies, `ldmatrix` and `mma`; float32 sums are rounded once."""
     bm, bn, bk = tile
     m, n = k.blocks(C.tile(bm, bn), group=8)
     warp = k.threads(32 * warps[0] * warps[1]).tile(32).reshape(0, warps)  # [2,2].[32].thread

@@ -10,7 +10,7 @@ from tensor_comprehensions import tiles as t
 
 @tc.tile_kernel("Y:[N,D].fp16 <- X:[N,D].fp16, g:[D].fp16, b:[D].fp16")
 def layernorm(k: Any, Y: Any, X: Any, g: Any, b: Any, warps: int = 4, eps: float = 1e-5) -> None:
-    """Rows of mean 0 and variance 1, scaled and moved; each warp has a row, in registers."""
+    """Normalize rows to mean 0 and variance 1, then scale by `g` and add `b`; each warp holds a row in registers."""
     warp, D = k.threads(32 * warps).tile(32), X.shape[1]
     (i,), (w,) = k.blocks(X.tile(warps, None)), warp.indices()
     x, y = (T.tile(warps, None)[i].tile(1, None)[w] for T in (X, Y))

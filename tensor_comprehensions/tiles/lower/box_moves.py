@@ -1,4 +1,4 @@
-"""The library's rules for moves by boxes: TMA from global to shared memory, and sums back by way of shared memory."""
+"""Decompose moves by TMA: tiles from global to shared memory, and accumulators to global memory via shared memory."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from .panels import panel_columns, panel_fault
 from .warpgroup_products import WARPGROUP_INDEX, thread_range
 
 MOST_ROWS = 256
-"""The longest side of a box."""
+"""The maximum size of a box in each dimension."""
 SLICES = (64, 32, 16)
-"""Columns of sums that a warpgroup stores at a time, more first."""
+"""The columns of sums that a warpgroup may store at a time, in order of preference."""
 SLICE_ROWS = 64
-"""Rows of them."""
+"""The rows of such a slice."""
 
 
 @dataclass(slots=True)
 class RuleContext:
-    """The shared context of rules while a program is decomposed.
+    """The state that decomposition rules share.
 
     Attributes:
-        registers: initial registers of a thread.
-        maps: the tensor maps so far. parts: the threads that meet at each barrier of a part, from 1 on.
-        rounded: the names of shared buffers whose elements, float32, are rounded to tf32 as they come.
-        shared: bytes of shared memory in use. staged: tiles there that rules have made.
-        tensors: the arguments by name, which tiles may view with other dimensions.
+        registers: the registers per thread at launch.
+        maps: the tensor maps so far. parts: the (first, count) threads of each named barrier, numbered from 1.
+        boxed: the names of shared buffers that need panels, because TMA or warpgroup products access them.
+        rounded: the names of shared float32 buffers that TMA rounds to tf32 as it loads them.
+        shared: bytes of shared memory in use. staged: staging tiles in shared memory that rules allocated.
+        tensors: the arguments by name; tiles may view them with other dimensions.
     """
 
     target: GpuTarget
@@ -53,13 +54,13 @@ class RuleContext:
     staged: list[MemoryView] = field(default_factory=list)
 
     def map_number(self, m: ir.TensorMap) -> int:
-        """The position of a map among those of the kernel."""
+        """The index of a tensor map in the kernel, which is added if it is new."""
         if m not in self.maps:
             self.maps.append(m)
         return self.maps.index(m)
 
     def part_number(self, threads: tuple[int, int]) -> int:
-        """The number of the barrier of some threads. Raises ArgumentError if all are in use."""
+        """The number of the named barrier of `threads`. Raises ArgumentError if all 15 are in use."""
         if threads not in self.parts:
             self.parts.append(threads)
         if len(self.parts) > 15:
@@ -69,11 +70,11 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class TensorBox:
-    """A tile of rows and columns of global memory as boxes to copy.
+    """A matrix tile in global memory that TMA can copy in boxes.
 
     Attributes:
-        view: the tile. tensor: the buffer that its own buffer is a view of.
-        rows, columns: the dimensions of the view that they go along, the fastest first, and how far.
+        view: the tile. tensor: the argument of which `view.buffer` is a view.
+        rows, columns: the (dimension of `view.buffer`, size) that they extend along, the fastest first.
     """
 
     view: MemoryView
@@ -82,7 +83,7 @@ class TensorBox:
     columns: tuple[tuple[int, int], ...]
 
     def map(self, rows: int, columns: int) -> ir.TensorMap:
-        """The tensor map of boxes with this many rows and columns."""
+        """The tensor map of boxes of this size."""
         b = self.view.buffer
         sides = [1] * len(b.shape)
         sides[-1] = columns
@@ -93,7 +94,7 @@ class TensorBox:
         return ir.TensorMap(b.name, self.tensor, tuple(sides), columns * b.type.dtype.size, seen)
 
     def place(self, row: int | ir.Expr, column: int) -> tuple[ir.Buffer, tuple[ir.Expr, ...]]:
-        """The coordinates at which a box begins, in the tensor."""
+        """The operand (tensor, coordinates) of the box that begins at `row` and `column` of the tile."""
         first = [*self.view.tensor.coordinates] if not self.view.tensor.parts else _first_element(self.view)
         for parts, number in ((self.rows, row), (self.columns, column)):
             rest: ir.Expr = build.const(number) if isinstance(number, int) else number
@@ -103,15 +104,15 @@ class TensorBox:
         return self.tensor, tuple(first)
 
     def splits_rows(self, rows: int) -> bool:
-        """Whether this many neighboring rows, from a multiple of that on, are a box."""
+        """Whether each aligned group of `rows` neighboring rows is a box."""
         return splits_sides([size for _, size in self.rows], rows)
 
 
 def splits_sides(sizes: Sequence[int], rows: int) -> bool:
-    """Whether neighboring rows, from a multiple of that on, are a box if rows count along sides, the fastest first."""
+    """Whether each aligned group of `rows` rows is a box, if rows extend along sides of `sizes`, the fastest first."""
     for n, size in enumerate(sizes):
         if n + 1 == len(sizes):
-            return True  # the slowest may be split anywhere
+            return True  # the slowest side may be split anywhere
         if rows % size and size % rows:
             return False
         rows = max(1, rows // size)
@@ -119,7 +120,7 @@ def splits_sides(sizes: Sequence[int], rows: int) -> bool:
 
 
 def part_rows(rows: int, blocks: int) -> int | None:
-    """The rows of a tile that each block of a cluster copies: whole patterns of the swizzle; None: there are none."""
+    """The rows of a tile that each block of a cluster copies; None if they are no multiple of the swizzle's 8 rows."""
     return rows // blocks if rows % (blocks * CORE_ROWS) == 0 else None
 
 
@@ -130,9 +131,9 @@ def _first_element(view: MemoryView) -> list[ir.Expr]:
 def find_box(
     view: MemoryView, rows: int, columns: int, width: int | str, tensor: ir.Buffer | None = None
 ) -> TensorBox | str:
-    """The boxes of a tile, or why TMA cannot copy it.
+    """The boxes of a tile, or the reason why TMA cannot copy it.
 
-    width: columns of a box, or why there is none. tensor: the buffer that the tile's buffer is a view of.
+    width: columns of a box, or the reason why there is none. tensor: the buffer of which the tile's buffer is a view.
     """
     b = view.buffer
     if len(view.tensor.parts) != 1 or len(view.shape) != 2:
@@ -161,7 +162,7 @@ def find_box(
 
 
 def _find_box_dimensions(view: MemoryView, which: int) -> tuple[tuple[int, int], ...] | None:
-    """The dimensions of a buffer along which rows (0) or columns (1) go, and how far; None if that is no box."""
+    """The (dimension, size) of the buffer that rows (0) or columns (1) extend along; None if they form no box."""
     layouts = view.tensor.parts[0].layouts[1 : 1 + len(view.buffer.shape)]
     found = []
     for n, (size, _) in enumerate(layouts[0][which].flat):
@@ -174,7 +175,7 @@ def _find_box_dimensions(view: MemoryView, which: int) -> tuple[tuple[int, int],
 
 
 def _ends_with_tensor(view: MemoryView) -> bool:
-    """Whether elements beyond the tile are also beyond the tensor."""
+    """Whether padding of the tile is also outside of the tensor, so that TMA fills it with zeros."""
     b, tensor = view.buffer, view.tensor
     layouts = tensor.parts[0].layouts[1:]
     dimensions = [*zip(tensor.origins[1:], layouts, strict=True)][: len(b.shape)]
@@ -189,7 +190,7 @@ def _ends_with_tensor(view: MemoryView) -> bool:
 
 
 def tile_fault(x: MemoryView, target: GpuTarget) -> str | None:
-    """Why boxes cannot come to a tile in shared memory."""
+    """Why TMA cannot copy to a tile in shared memory, or None if it can."""
     if target.capability != 90:
         return f"{target.name} has no such copies here: sm_90 has"
     if x.buffer.space is not ir.Space.SHARED or len(x.tensor.parts) != 1 or len(x.shape) != 2:
@@ -200,7 +201,7 @@ def tile_fault(x: MemoryView, target: GpuTarget) -> str | None:
 
 
 def decompose_box_copy(spec: specs.Move, context: RuleContext) -> tuple[specs.Node, ...]:
-    """One copy for each panel of 128 bytes, and for each 256 rows."""
+    """Decompose a move into TMA copies: one for each panel of 128 bytes and each 256 rows. Raises ArgumentError."""
     (to,), (source,) = spec.outputs, spec.inputs
     done = spec.done
     assert done is not None
@@ -249,7 +250,7 @@ def _box_copies(spec: specs.Move, to: MemoryView, box: TensorBox, context: RuleC
 
 
 def decompose_sums_store(spec: specs.Move, context: RuleContext) -> tuple[specs.Node, ...] | None:
-    """Slices of sums, rounded, through shared memory into boxes: stmatrix, fence, barrier, TMA; None: not these."""
+    """Round and store sums in slices via shared memory: stmatrix, fence, barrier, TMA store; None if not applicable."""
     (to,), (sums,) = spec.outputs, spec.inputs
     if not isinstance(to, MemoryView) or not isinstance(sums, RegisterFragment) or to.buffer.space is not _GLOBAL:
         return None
@@ -265,7 +266,7 @@ def decompose_sums_store(spec: specs.Move, context: RuleContext) -> tuple[specs.
 
 
 def slice_columns(sums: RegisterFragment, dtype: DType, room: int) -> int | None:
-    """The columns of sums that warpgroups store together by way of `room` bytes of shared memory; None: they do not."""
+    """The columns of a slice of sums that fits `room` bytes of shared memory; None if sums cannot be stored by TMA."""
     plan = sums.product
     if not isinstance(plan, WarpgroupPlan) or dtype.bits != 16 or not dtype.is_float:
         return None
@@ -275,7 +276,7 @@ def slice_columns(sums: RegisterFragment, dtype: DType, room: int) -> int | None
 
 
 class _SumsStore:
-    """One decomposition."""
+    """The decomposition of one store of sums."""
 
     def __init__(
         self, spec: specs.Move, sums: RegisterFragment, box: TensorBox, context: RuleContext, columns: int
@@ -295,7 +296,7 @@ class _SumsStore:
         parts = {g: context.part_number((g * WARPGROUP, WARPGROUP)) for g in groups}
         meet = {g: ir.Invoke(BARRIER_PART, (), (number, WARPGROUP)) for g, number in parts.items()}
         own = [build.when(build.eq(build.var(WARPGROUP_INDEX), g), s) for g, s in meet.items()]
-        self.meet = build.block(*(own if len(own) > 1 else meet.values()))  # each warpgroup has a slice of its own
+        self.meet = build.block(*(own if len(own) > 1 else meet.values()))  # each warpgroup has its own slice
         self.map = context.map_number(box.map(SLICE_ROWS, columns))
         self.words = ir.Buffer(f"{name}_words", ir.Type(UINT32), (4,), (1,), ir.Space.REGISTER)
         thread = build.sub(build.var(ir.THREAD[0]), threads[0])
@@ -315,7 +316,7 @@ class _SumsStore:
         yield self._leaf("", build.when(self.leader, ir.Invoke(BULK_WAIT, (), (0,))))
 
     def _store_slice(self, i: int, column: int, part: int) -> specs.Leaf:
-        """A warp's 16 x 16 of a slice: rounded in pairs, then `stmatrix`."""
+        """Round the 16 x 16 part that a warp has of a slice and store it by `stmatrix`."""
         dtype = self.staged.dtype
         number, inside = divmod(column + part, self.plan.columns)
         first = (number + self.plan.columns_each * i) * self.plan.columns // 2 + inside // 2

@@ -1,4 +1,4 @@
-"""Descriptors of shared tiles: the 64 bits by which `wgmma` finds an operand, and where they lead."""
+"""Matrix descriptors: the 64 bits that tell `wgmma` where an operand lies in shared memory."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from ...core.errors import ArgumentError
 from ...layouts import Swizzle
 
 CORE_ROWS = 8
-"""Rows, each as long as the swizzle, that are permuted together."""
+"""The rows, each as long as the swizzle, that are permuted together."""
 _MODES = {128: 1, 64: 2, 32: 3}
-"""The instruction's code for the swizzle of rows of so many bytes."""
+"""The code of a swizzle in a descriptor, by the bytes of a row."""
 _LIMIT = 1 << 18
-"""Limit of addresses and strides, of which a descriptor has all bits except the lowest four."""
+"""The exclusive limit of addresses and strides; a descriptor omits their lowest four bits."""
 _UNUSED = 16
-"""The leading offset of a tile along K with a swizzle, which is not used: 1 stands there."""
+"""The leading offset in bytes of a swizzled K-major tile: the hardware ignores it; by convention, its field is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The 64 bits for an operand of `wgmma`, whose rows of M or N and columns of K lie in shared memory.
+    """The matrix descriptor of an operand of `wgmma` in shared memory, with rows along M or N and columns along K.
 
     Attributes:
-        value: the bits.
-        major: `K` or `MN`, which neighbors in memory are neighbors of.
-        bits: of an element. The instruction knows both.
+        value: the 64 bits.
+        major: `K` or `MN`, the dimension that is contiguous in memory.
+        bits: the size of an element. `major` and `bits` are encoded in the instruction, not in the descriptor.
     """
 
     value: int
@@ -35,7 +35,7 @@ class Descriptor:
         return f"0x{self.value:016x}"
 
     def place(self, row: int, k: int) -> int:
-        """The byte address at which the instruction finds the element of a row of M or N and a column of K."""
+        """The byte address from which the instruction reads the element at `row` of M or N and column `k` of K."""
         start, leading, stride = (self._field(at) << 4 for at in (0, 16, 32))
         width = {mode: width for width, mode in _MODES.items()}[self.value >> 62]
         size = self.bits // 8
@@ -53,18 +53,18 @@ class Descriptor:
 def descriptor(
     *, major: str, swizzle: int, address: int, first: int = 0, bits: int = 16, rows: int | None = None
 ) -> Descriptor:
-    """The descriptor of an operand of `wgmma` in a tile that TMA, or the same swizzle, wrote.
+    """The descriptor of an operand of `wgmma` in a tile written by TMA, or with the same swizzle.
 
     Args:
-        major: `K` for a tile whose rows go along K; `MN` for one whose rows go along M or N, one row for each k.
+        major: `K` for a tile whose rows in memory extend along K; `MN` for one with a row along M or N for each k.
         swizzle: the bytes of a row of the tile: 128, 64 or 32.
-        address: where the tile begins, in bytes.
-        first: where the operand begins: its first column of a `K`-major tile, its first row of an `MN`-major one.
-        bits: of an element; `MN` takes 16.
-        rows: of an `MN`-major tile: as many columns of K.
+        address: the address of the tile in bytes.
+        first: the start of the operand in the tile: a column of a `K`-major tile, a row of an `MN`-major one.
+        bits: the size of an element; `MN` requires 16.
+        rows: the number of rows of an `MN`-major tile, which is its size along K.
 
     Raises:
-        ArgumentError: no descriptor leads there.
+        ArgumentError: no descriptor can address the operand.
     """
     for name, number in (("swizzle", swizzle), ("address", address), ("first", first), ("bits", bits)):
         if type(number) is not int:
@@ -97,7 +97,7 @@ def descriptor(
 
 
 def byte_swizzle(width: int) -> Swizzle:
-    """How chunks of 16 bytes are permuted in rows of `width` bytes: 128, 64 or 32."""
+    """The swizzle of 16-byte chunks in rows of `width` bytes: 128, 64 or 32."""
     return Swizzle((width // 16).bit_length() - 1, 4, 3)
 
 

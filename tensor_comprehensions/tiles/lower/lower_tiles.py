@@ -1,4 +1,4 @@
-"""A tile program to a module of the loop program, and to the notation of the paper."""
+"""Lower a tile program to a module of loop IR, or print it in the notation of the paper."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .warpgroup_products import WARPGROUP_INDEX, decompose_group_matmul
 
 
 def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
-    """The program with a body, down to instructions, for every spec. Raises ArgumentError if no rule has one."""
+    """The program with every spec decomposed into instructions. Raises ArgumentError if no rule applies."""
     program = arrange_roles(program, target.registers_per_sm)
     registers = target.registers_per_sm // program.threads // 8 * 8
     tensors = {b.name: b for b in program.arguments}
@@ -52,13 +52,13 @@ def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
 
 
 def _rounded_buffers(nodes: Sequence[specs.Node]) -> frozenset[str]:
-    """The names of the shared buffers of factors that are rounded to tf32."""
+    """The names of buffers of factors that are rounded to tf32."""
     products = (n for n in every_node(nodes) if isinstance(n, specs.MatMul) and n.products)
     return frozenset(x.buffer.name for n in products for x in n.inputs)
 
 
 def _shared_bytes(nodes: Sequence[specs.Node]) -> int:
-    """An upper limit of the shared memory that a program takes so far."""
+    """An upper bound on the bytes of shared memory that a program allocates."""
     found = 0
     for n in every_node(nodes):
         match n:
@@ -80,7 +80,7 @@ def _decompose_node(node: specs.Node, context: RuleContext) -> specs.Node:
             return specs.SyncPart(threads, context.part_number(threads))
         case specs.Leaf():
             return node
-        case specs.Spec(body=body) if body:  # written by hand
+        case specs.Spec(body=body) if body:  # decomposed by the user
             return replace(node, body=tuple(_decompose_node(n, context) for n in body))
         case specs.Spec():
             return replace(node, body=_decompose_spec(node, context))
@@ -88,7 +88,7 @@ def _decompose_node(node: specs.Node, context: RuleContext) -> specs.Node:
 
 
 def _decompose_spec(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node, ...]:
-    """The library's decomposition of a spec by its kind."""
+    """The decomposition of a spec, by the rule for its kind and operands."""
     target = context.target
     match spec:
         case specs.MatMul() if is_group_product(spec):
@@ -120,9 +120,9 @@ def _decompose_spec(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node,
 
 
 def lower_program(program: specs.Program) -> ir.Module:
-    """The module of a decomposed program, shared memory swizzled as its accesses want it, indices simplified."""
+    """The module of a decomposed program, with swizzles for shared memory chosen from its accesses."""
     written = tuple(b.name for b in program.arguments[: program.outputs])
-    clustered = program.cluster > 1  # no block ends while others reach its memory
+    clustered = program.cluster > 1  # no block may exit while others access its shared memory
     nodes = (*program.body, specs.SyncCluster()) if clustered else program.body
     body = with_panels(_lower_nodes(nodes), program.boxed)
     for name, value in reversed(program.names):
@@ -143,7 +143,7 @@ def _simplify_module(module: ir.Module) -> ir.Module:
 
 
 def _lower_nodes(nodes: Sequence[specs.Node]) -> ir.Stmt:
-    """Statements in order; allocations extend over all later ones."""
+    """The nodes as statements in order; the scope of an allocation is all later nodes."""
     statements: list[ir.Stmt] = []
     for n, node in enumerate(nodes):
         if isinstance(node, specs.Allocate):
@@ -190,7 +190,7 @@ def _lower_node(node: specs.Node) -> ir.Stmt:
 
 
 def format_tiles(program: specs.Program) -> str:
-    """The program in the notation of the paper: `%` data, `#` threads, a body in braces."""
+    """Print the program in the notation of the paper: `%` data, `#` threads, bodies in braces."""
     clusters = f", clusters of {program.cluster}" if program.cluster > 1 else ""
     lines = [f"{program.name}<<<#[{program.blocks}].block, #[{program.threads}].thread{clusters}>>> {{"]
     lines += [f"    {name} = {_expr_text(value)}" for name, value in program.names]
@@ -246,7 +246,7 @@ def _print_node(node: specs.Node) -> Iterator[str]:
 
 
 def barrier_text(x: Barrier) -> str:
-    """A barrier as programs print it."""
+    """A barrier as it is printed in programs."""
     return f"{x.array.name}[{_expr_text(x.index)}]"
 
 
@@ -273,7 +273,7 @@ def _operand_text(x: MemoryView | RegisterFragment) -> str:
 
 
 def _body_lines(body: Sequence[specs.Node]) -> Iterator[str]:
-    """The lines of a body, and its end; leaves that read the same, in all but their places, are counted."""
+    """The lines of a body and its closing brace; equal consecutive lines are printed once with a count."""
     lines = [line for node in body for line in _print_node(node)]
     for line, same in groupby(lines):
         count = len(list(same))

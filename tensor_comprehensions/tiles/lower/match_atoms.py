@@ -1,8 +1,8 @@
-"""Matching of specs and atoms: the instruction for a spec, proven lane by lane.
+"""Match specs with atoms: find the instruction that implements a spec, and prove it lane by lane.
 
-Shapes alone do not match. The elements that each lane holds, or points at, must be the (thread, value) layout of the
-atom, element by element: as in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 4,
-but by enumeration. Atoms that move or multiply more are tried first.
+Equal shapes are not enough. The elements that each lane holds, or points at, must agree with the (thread, value) layout
+of the atom. The matching is that of "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023),
+section 4, but by enumeration. Atoms that move or multiply more are tried first.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from ..builder.tile_views import enumerate_tv
 from ..tensors import DTYPE_SPELLING
 
 Elements = np.ndarray[Any, Any]
-"""The element of a tile that each lane (rows) holds or points at as each value (columns)."""
+"""A table of the element of a tile that each lane (rows) holds, or points at, for each value (columns)."""
 NEAREST = 3
-"""Atoms that a refusal names."""
+"""The number of atoms that an error message names."""
 
 
 def find_move(text: str, to: Elements, source: Elements, space: Space, architecture: str) -> Atom:
-    """The widest move from `space` to registers that puts every element where the spec says.
+    """The widest move from `space` to registers that brings every element to its specified lane and value.
 
     Raises:
-        ArgumentError: there is none; with the nearest atoms and the first lane that differs.
+        ArgumentError: there is none; the message has the nearest atoms and the first lane that differs.
     """
     rows = [a for a in _list_atoms(MOVE, architecture) if a.operands[1].space is space and a.group > 1]
     return _first_match(text, ((a, _move_difference(a, to, source)) for a in rows))
 
 
 def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], architecture: str) -> Atom:
-    """The widest product whose sum, A and B every lane holds as the spec says.
+    """The widest product whose sums, A and B are distributed over lanes as in `views`.
 
     Raises:
-        ArgumentError: there is none; with the nearest atoms and the first lane that differs.
+        ArgumentError: there is none; the message has the nearest atoms and the first lane that differs.
     """
     rows = [a for a in _list_atoms(MATMUL, architecture) if all(o.layout is not None for o in a.operands)]
     return _first_match(text, ((a, _product_difference(a, views, dtypes)) for a in rows))
 
 
 def find_group_product(text: str, sums: Elements, left: Elements | None, dtypes: tuple[DType, DType, DType]) -> Atom:
-    """The product of a warpgroup whose sums, and left factor in registers, every thread holds as the spec says.
+    """The warpgroup product whose sums, and left factor if in registers, are distributed over threads as given.
 
     Raises:
-        ArgumentError: there is none; with the nearest atoms and the first lane that differs.
+        ArgumentError: there is none; the message has the nearest atoms and the first lane that differs.
     """
     near = sorted(_list_group_products(dtypes), key=lambda a: abs(a.operands[0].values - sums.shape[1]))[:NEAREST]
     return _first_match(text, ((a, _product_difference(a, (sums, left, None), dtypes)) for a in near))
@@ -68,7 +68,7 @@ def _list_group_products(dtypes: tuple[DType, DType, DType]) -> list[Atom]:
 
 
 def _first_match(text: str, differences: Iterable[tuple[Atom, tuple[int, str]]]) -> Atom:
-    """The first atom without a difference; only those before it are compared."""
+    """The first atom without a difference; `differences` is consumed lazily. Raises ArgumentError if there is none."""
     tried: list[tuple[Atom, tuple[int, str]]] = []
     for atom, difference in differences:
         if not difference[1]:
@@ -83,7 +83,7 @@ def _first_match(text: str, differences: Iterable[tuple[Atom, tuple[int, str]]])
 
 
 def _move_difference(atom: Atom, to: Elements, source: Elements) -> tuple[int, str]:
-    """How far an atom fits, and the first difference; empty: it fits."""
+    """A score of how well an atom fits, and the first difference, "" if it fits."""
     out, into = _own_elements(atom.operands[0]), _own_elements(atom.operands[1])
     for name, mine, own in (("source", source, into), ("destination", to, out)):
         if mine.shape != own.shape:
@@ -97,7 +97,7 @@ def _move_difference(atom: Atom, to: Elements, source: Elements) -> tuple[int, s
 
 
 def _product_difference(atom: Atom, views: Sequence[Elements | None], dtypes: Sequence[DType]) -> tuple[int, str]:
-    """As for moves. None stands for operands in shared memory."""
+    """As `_move_difference`, for products. A view of None stands for an operand in shared memory."""
     for name, dtype, operand in zip(("sums", "A", "B"), dtypes, atom.operands, strict=True):
         if dtype != operand.dtype:
             known = DTYPE_SPELLING.get(operand.dtype, operand.dtype.name)

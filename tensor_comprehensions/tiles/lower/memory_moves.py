@@ -1,4 +1,4 @@
-"""The library's rule for moves from global to shared memory, and how the values of a thread lie in memory."""
+"""Decompose moves from global to shared memory, and locate the values of a thread in memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..tensor_levels import Coordinate
 from ..tensors import DataTensor
 
 COPY_BYTES = (16, 8, 4)
-"""Bytes of one asynchronous copy, wider ones first."""
+"""The possible bytes of an asynchronous copy, widest first."""
 VECTOR_BYTES = 16
-"""Most bytes of one load or store of a thread."""
+"""The maximum bytes of one load or store of a thread."""
 
 
 def is_multiple(e: ir.Expr, n: int) -> bool:
-    """Whether all terms of a sum are multiples of `n`."""
+    """Whether `e` is provably a multiple of `n`: all its linear terms are."""
     terms, constant = linear_terms(e)
     return constant % n == 0 and all(factor % n == 0 for factor in terms.values())
 
 
 def are_neighbors(first: DataTensor, count: int) -> bool:
-    """Whether `count` elements from a single one on are at a multiple of that and exist, or do not, together."""
+    """Whether the `count` elements from `first` on are aligned, and either all or none of them exist."""
     guards = zip(first.origins[1:], first.extents, strict=True)
     whole = all(extent is None or (extent % count == 0 and is_multiple(at, count)) for at, extent in guards)
     return count == 1 or (whole and is_multiple(first.offset, count))
@@ -40,7 +40,7 @@ def are_neighbors(first: DataTensor, count: int) -> bool:
 
 
 def decompose_copy(spec: specs.Move) -> tuple[specs.Node, ...]:
-    """Copies past the registers, 16 bytes a thread where addresses allow that; else 8, 4, or loads and stores."""
+    """Decompose a move into `cp.async` of 16, 8 or 4 bytes per thread, or into loads and stores if unaligned."""
     (to,), (source,) = spec.outputs, spec.inputs
     assert isinstance(to, MemoryView)
     assert isinstance(source, MemoryView)
@@ -57,7 +57,7 @@ def decompose_copy(spec: specs.Move) -> tuple[specs.Node, ...]:
 
 
 def _moves_together(to: MemoryView, source: MemoryView, width: int, columns: int) -> bool:
-    """Whether `width` neighbors of a row are neighbors on both sides, and aligned."""
+    """Whether each `width` elements of a row are contiguous and aligned both in `to` and in `source`."""
     if width == 1 or columns % width:
         return width == 1
     row, chunk = build.var("%row"), build.mul(build.var("%chunk"), width)
@@ -73,7 +73,7 @@ def _moves_together(to: MemoryView, source: MemoryView, width: int, columns: int
 
 
 def _without_guards(element: DataTensor, idle: Sequence[bool]) -> DataTensor:
-    """An element without the guards that are marked, which are those of its neighbors, too."""
+    """`element` without the guards marked in `idle`, which do not depend on the position in a row."""
     kept = tuple(None if out else n for out, n in zip(idle, element.extents, strict=True))
     return replace(element, extents=kept)
 
@@ -94,7 +94,7 @@ def _emit_thread_copies(
 
 
 def _row_coordinate(to: MemoryView, source: MemoryView, row: ir.Expr) -> Coordinate:
-    """The coordinate of the n-th row in the order in which rows lie: the last part of two runs fastest."""
+    """The coordinate of row number `row` in memory order: of two parts of a dimension, the last is the fastest."""
     match to.shape[0]:
         case (int(), int() as inner) if source.shape[0] == to.shape[0]:
             return build.div(row, inner), build.mod(row, inner)
@@ -102,14 +102,14 @@ def _row_coordinate(to: MemoryView, source: MemoryView, row: ir.Expr) -> Coordin
 
 
 def _emit_thread_copy(out: MemoryView, into: MemoryView, width: int) -> tuple[ir.Stmt, str]:
-    """One copy of a thread, and its name."""
+    """The statement of one copy of a thread, and the name of its instruction."""
     size = width * into.dtype.size
     there, here = out.tensor.coordinates, into.tensor.coordinates
     inside = into.tensor.predicate
     if size not in COPY_BYTES or out.dtype != into.dtype:
         value = build.cast(build.load(into.buffer, *here, mask=inside), out.dtype)
         return build.store(out.buffer, there, value), f"ld.global {size}"
-    if inside is not None and len(here) > 1:  # no address beyond a row is formed, though it would not be read
+    if inside is not None and len(here) > 1:  # keep the address in bounds although nothing is read through it
         most = [n - 1 for n in into.buffer.shape[1:-1]] + [into.buffer.shape[-1] - width]
         here = (here[0], *(build.minimum(at, n) for at, n in zip(here[1:], most, strict=True)))
     views = ((out.buffer, there), (into.buffer, here))
@@ -123,10 +123,11 @@ def _emit_thread_copy(out: MemoryView, into: MemoryView, width: int) -> tuple[ir
 
 @dataclass(frozen=True, slots=True)
 class ValuesInMemory:
-    """Where the values of a thread lie in memory, `width` neighbors at a time.
+    """The locations in memory of the values of a thread.
 
     Attributes:
-        firsts: the first of each group, by the number of its value.
+        width: the number of contiguous values in each vector.
+        firsts: for each vector, the index of its first value, and the element of that value.
     """
 
     width: int
@@ -134,7 +135,7 @@ class ValuesInMemory:
 
 
 def values_in_memory(view: MemoryView, tile: RegisterFragment) -> ValuesInMemory:
-    """The elements of `view` that belong to each thread's values of `tile`, which `view` is broadcast to."""
+    """The elements of `view`, broadcast to `tile`, that correspond to the values of `tile` in the current thread."""
     whole = view.matrix(*tile.padded)
     values = whole.tensor.partition(tile.tv)[tile.thread]
     leading = [m for m in values.parts[0].layouts[0].flat if m[0] > 1][:1]

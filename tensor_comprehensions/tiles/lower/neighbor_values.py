@@ -1,4 +1,4 @@
-"""Values of a thread at neighboring elements: their loads from memory, and their store, joined into vectors."""
+"""Vectorize the loads and stores of a thread's values at neighboring elements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...loop_ir.rewrite import map_expr, walk_expr
 from .memory_moves import VECTOR_BYTES, is_multiple
 
 MAX_LANES = {1: 4, 2: 8, 4: 4, 8: 2}
-"""Elements of a vector that printers have, by the bytes of an element."""
+"""The maximum vector lanes that the CUDA printer supports, by the bytes of an element."""
 
 
 @dataclass(slots=True)
 class VectorLoads:
-    """Vectors that are loaded before values are computed from their elements."""
+    """Vector loads into staging buffers, from whose elements values are then computed."""
 
     prefix: str
     buffers: list[ir.Buffer] = field(default_factory=list)
@@ -25,7 +25,7 @@ class VectorLoads:
     found: dict[ir.Load, ir.Load] = field(default_factory=dict)
 
     def join(self, values: Sequence[ir.Expr]) -> list[ir.Expr]:
-        """The same values, computed from vectors where neighbors read neighbors of one buffer."""
+        """`values` with vector loads where consecutive values read consecutive elements of a buffer."""
         columns = [[x for x in walk_expr(v) if isinstance(x, ir.Load)] for v in values]
         if len({len(c) for c in columns}) == 1:
             for loads in zip(*columns, strict=True):
@@ -56,7 +56,7 @@ class VectorLoads:
 
 
 def vector_lanes(places: Sequence[tuple[ir.Buffer, tuple[ir.Expr, ...]]], count: int) -> int:
-    """How many of `count` neighboring values lie in one vector; 1 if they are no neighbors, or not aligned."""
+    """The lanes of a vector access to `places`; 1 if they are not `count` contiguous, aligned elements."""
     if len(places) != count or count == 1:
         return 1
     (buffer, first), *others = places
@@ -73,7 +73,7 @@ def vector_lanes(places: Sequence[tuple[ir.Buffer, tuple[ir.Expr, ...]]], count:
 
 
 def _is_aligned(buffer: ir.Buffer, at: tuple[ir.Expr, ...], lanes: int) -> bool:
-    """Whether an element is at a multiple of `lanes`, for all values of the indices."""
+    """Whether the offset of an element is a multiple of `lanes` for all values of the indices."""
     outer = zip(at[:-1], buffer.strides[:-1], strict=True)
     return is_multiple(at[-1], lanes) and all(stride % lanes == 0 or is_multiple(i, lanes) for i, stride in outer)
 
@@ -81,7 +81,7 @@ def _is_aligned(buffer: ir.Buffer, at: tuple[ir.Expr, ...], lanes: int) -> bool:
 def store_neighbors(
     buffer: ir.Buffer, places: Sequence[tuple[ir.Expr, ...]], values: Sequence[ir.Expr], prefix: str
 ) -> ir.Stmt:
-    """Store values at their places, with vectors for loads and stores of neighbors."""
+    """Store `values` at the indices `places`, with vector loads and stores of contiguous elements."""
     loads = VectorLoads(f"{prefix}_in")
     values = loads.join(values)
     lanes = (
@@ -106,6 +106,6 @@ def store_neighbors(
 
 
 def _shared_lanes(buffer: ir.Buffer, count: int) -> int:
-    """Of a shared tile, whose rows are filled from multiples of `count` on."""
+    """The lanes of a vector store to a shared tile, whose rows are filled in aligned groups of `count`."""
     lanes = min(count, MAX_LANES[buffer.type.dtype.size])
     return lanes if count % lanes == 0 else 1

@@ -1,6 +1,6 @@
-"""Shared memory as copies of boxes and products of warpgroups take it: panels of 128 bytes, swizzled.
+"""Lay out shared memory for TMA and warpgroup products: in swizzled panels of 128 bytes.
 
-Programs, and the proofs of their decompositions, index rows and columns. Here the columns of a panel come together.
+Programs, and the proofs of their decompositions, index rows and columns. Here, buffers become panels of a few columns.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...loop_ir.matrix_descriptor import CORE_ROWS, swizzle_of
 from ...loop_ir.rewrite import map_expr, map_stmt
 
 PANEL_BYTES = (128, 64, 32)
-"""The rows that a swizzle knows."""
+"""The bytes of a row for which there is a swizzle, widest first."""
 BOX_ALIGNMENT = 1024
-"""Bytes at whose multiples shared memory for boxes begins."""
+"""The alignment in bytes of shared memory that TMA accesses."""
 
 
 def panel_columns(columns: int, dtype: DType) -> int | str:
-    """The number of columns of a panel, or why rows of so many have no panels."""
+    """The number of columns of a panel, or the reason why rows of `columns` elements have no panels."""
     size = columns * dtype.size
     if size % PANEL_BYTES[0] == 0:
         return PANEL_BYTES[0] // dtype.size
@@ -30,7 +30,7 @@ def panel_columns(columns: int, dtype: DType) -> int | str:
 
 
 def panel_fault(b: ir.Buffer) -> str | None:
-    """Why a buffer in shared memory has no panels."""
+    """Why a buffer in shared memory cannot be laid out in panels, or None if it can."""
     if len(b.shape) < 2 or b.shape[-2] % CORE_ROWS:
         return f"{b.name} has no multiple of {CORE_ROWS} rows"
     width = panel_columns(b.shape[-1], b.type.dtype)
@@ -38,7 +38,7 @@ def panel_fault(b: ir.Buffer) -> str | None:
 
 
 def panel_buffer(b: ir.Buffer) -> ir.Buffer:
-    """The memory of a buffer of rows and columns, in panels."""
+    """The buffer `b` laid out in panels."""
     *outer, rows, columns = b.shape
     width = panel_columns(columns, b.type.dtype)
     assert isinstance(width, int)
@@ -48,7 +48,7 @@ def panel_buffer(b: ir.Buffer) -> ir.Buffer:
 
 
 def with_panels(s: ir.Stmt, names: Collection[str]) -> ir.Stmt:
-    """The statement with buffers of these names in panels."""
+    """`s` with the buffers `names` laid out in panels."""
 
     def place(b: ir.Buffer, where: tuple[ir.Expr, ...]) -> tuple[ir.Buffer, tuple[ir.Expr, ...]]:
         if b.name not in names:

@@ -1,6 +1,6 @@
-"""The library's rules for operations on a thread's own values: moves, pointwise functions, numbers, reductions.
+"""Decompose operations on a thread's own values: moves, pointwise functions, fills and reductions.
 
-Matching values of a thread are found by enumerating all values that it holds; missing ones are refused.
+The values of different tiles are matched by enumeration; a thread that lacks an operand's value is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Tables = np.ndarray[Any, Any]
 
 
 def broadcast_shape(operands: Sequence[MapOperand]) -> tuple[int, int]:
-    """Rows and columns that all operands can be repeated to. Raises ArgumentError."""
+    """The (rows, columns) to which all operands can be broadcast. Raises ArgumentError if there are none."""
     found = [1, 1]
     for x in operands:
         sizes = [prod(flatten_tuple(n)) for n in x.shape]
@@ -53,10 +53,10 @@ def broadcast_shape(operands: Sequence[MapOperand]) -> tuple[int, int]:
 
 
 def matching_values(x: RegisterFragment, out: RegisterFragment) -> list[int]:
-    """For each value of `out`, the value of `x` in the same thread that is the same element, or broadcast to it.
+    """For each value of `out`, the index of the value of `x`, in the same thread, that is (broadcast to) its element.
 
     Raises:
-        ArgumentError: some thread does not hold it.
+        ArgumentError: some thread does not hold this value of `x`.
     """
     rows, columns = out.row_and_column()
     held_rows, held_columns = x.row_and_column()
@@ -97,7 +97,7 @@ def _tile_tables(table: Tables, threads: int) -> Tables:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The values of an operand: an expression for each value of the tile that is computed, and how to load it."""
+    """An operand: functions from the index of a value of the computed tile to its expression and its load."""
 
     values: Callable[[int], ir.Expr]
     load: Callable[[int], ir.Stmt]
@@ -105,7 +105,7 @@ class _Source:
 
 
 def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> tuple[specs.Node, ...]:
-    """Every thread computes its values of the output, some neighbors at a time."""
+    """Decompose a map: every thread computes its values of the output, one vector of neighbors at a time."""
     (out,) = spec.outputs
     tile = out if isinstance(out, RegisterFragment) else _find_largest_fragment(spec)
     places = [values_in_memory(x, tile) if isinstance(x, MemoryView) else None for x in spec.inputs]
@@ -140,7 +140,7 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
 
 
 def _scalar_tile(buffer: ir.Buffer) -> RegisterFragment:
-    """Registers of a thread that no tile is spread over."""
+    """The private registers `buffer` of a thread as a fragment, which `Allocate` needs."""
     count = buffer.shape[0]
     tv = Layout((1, count), (0, 1)) if count > 1 else Layout((1, 1), (0, 0))
     return RegisterFragment(buffer.name, buffer.type.dtype, (1, count), (1, count), tv, buffer, tuple(range(count)))
@@ -176,7 +176,7 @@ def _make_value_source(
 
 
 def _make_position_reader(x: Positions, tile: RegisterFragment) -> Callable[[int], ir.Expr]:
-    """The number of the row, or column, of each value of a thread."""
+    """A function from the index of a value to the expression of its row or column."""
     if (x.tile.sizes, x.tile.first) != (tile.sizes, tile.first):
         raise ArgumentError(f"{x} are not those of {tile}", expected="positions of a tile of the result's size")
     whole = MemoryView.of("%", tile.padded, tile.dtype, ir.Space.GLOBAL)
@@ -185,7 +185,7 @@ def _make_position_reader(x: Positions, tile: RegisterFragment) -> Callable[[int
 
 
 def _memory_source(x: MemoryView, found: ValuesInMemory, group: int, name: str) -> _Source:
-    """Loads from memory; those of `group` values are there at a time."""
+    """An operand in memory, with vector loads; the staging buffer holds `group` values."""
     width, firsts = found.width, dict(found.firsts)
     if width == 1:
 
@@ -239,7 +239,7 @@ def _store_to_registers(out: RegisterFragment, values: dict[int, ir.Expr]) -> It
 
 
 def read_value(x: RegisterFragment, v: int) -> ir.Expr:
-    """A value of a thread."""
+    """The value with index `v` in the current thread."""
     word = build.load(x.buffer, x.registers[v])
     if x.per_register == 1:
         return word
@@ -247,7 +247,7 @@ def read_value(x: RegisterFragment, v: int) -> ir.Expr:
 
 
 def widen_half(e: ir.Expr) -> ir.Expr:
-    """A value as functions compute with it: half-precision numbers in float32."""
+    """A value in the type in which functions compute: 16-bit floats are converted to float32."""
     return build.cast(e, FLOAT32) if e.type.dtype.is_float and e.type.dtype.bits == 16 else e
 
 
@@ -255,10 +255,10 @@ def widen_half(e: ir.Expr) -> ir.Expr:
 
 
 def reduced_tile(x: RegisterFragment, axis: int, name: str) -> tuple[RegisterFragment, list[list[int]], list[int]]:
-    """The tile of a reduction along an axis; the values of `x` that are combined into each; the lanes, as masks.
+    """The result tile of a reduction, the values of `x` combined into each of its values, and the shuffle masks.
 
     Raises:
-        ArgumentError: other warps hold some of a row.
+        ArgumentError: a row (or column) is distributed over several warps.
     """
     kept = x.row_and_column()[1 - axis]
     groups = group_equal_columns(kept)
@@ -285,7 +285,7 @@ def reduced_tile(x: RegisterFragment, axis: int, name: str) -> tuple[RegisterFra
 
 
 def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
-    """Each thread combines its values, then lanes exchange theirs by `shfl.bfly`."""
+    """Decompose a reduction: each thread combines its values, then lanes combine theirs by `shfl.bfly`."""
     (out,), (x,) = spec.outputs, spec.inputs
     assert isinstance(out, RegisterFragment)
     assert isinstance(x, RegisterFragment)
@@ -316,7 +316,7 @@ def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
 
 
 def decompose_shuffle(spec: specs.Shuffle) -> tuple[specs.Node, ...]:
-    """`shfl.bfly`, for every value."""
+    """Decompose a shuffle into a `shfl.bfly` for every value."""
     (out,), (x,) = spec.outputs, spec.inputs
     assert isinstance(out, RegisterFragment)
     assert isinstance(x, RegisterFragment)
@@ -338,7 +338,7 @@ def _make_reduce_leaf(spec: specs.Spec, atom: str, statement: ir.Stmt) -> specs.
 
 
 def _padding_mask(x: RegisterFragment) -> Callable[[int], ir.Expr | None]:
-    """Whether a value of a thread is an element of the tile."""
+    """A function from the index of a value to the condition that it is an element; None if it always is."""
     if not x.is_padded:
         return lambda v: None
     whole = MemoryView.of("%", x.sizes, x.dtype, ir.Space.GLOBAL).tile_to(*x.padded)
@@ -347,7 +347,7 @@ def _padding_mask(x: RegisterFragment) -> Callable[[int], ir.Expr | None]:
 
 
 def spread_tile(name: str, shape: tuple[int, int], dtype: DType, group: int, vector: int) -> RegisterFragment:
-    """Rows and columns spread over `group` neighboring threads, `vector` neighbors of a row at a time."""
+    """A tile distributed over `group` neighboring threads, in vectors of `vector` elements of a row."""
     rows, columns = shape
     step = group * vector
     width = -(-columns // step) * step
@@ -359,7 +359,7 @@ def spread_tile(name: str, shape: tuple[int, int], dtype: DType, group: int, vec
 
 
 def with_dtype(x: RegisterFragment, name: str, dtype: DType) -> RegisterFragment:
-    """A new tile that is spread as another one; halves lie two in a register, as products take them."""
+    """A new tile distributed like `x`; 16-bit floats are packed in pairs, as products need them."""
     pairs = dtype in (FLOAT16, BFLOAT16) and x.values % 2 == 0
     made = register_tile(
         name, dtype, x.shape, x.padded, x.tv, per_register=2 if pairs else 1, group=x.group, first=x.first,

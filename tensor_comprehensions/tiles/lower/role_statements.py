@@ -1,4 +1,4 @@
-"""Roles, single threads and barriers in memory as statements of the loop program."""
+"""Lower roles, single-thread bodies and barriers to loop IR."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .warpgroup_products import WARPGROUP_INDEX, thread_range
 
 
 def make_barriers(arrays: Sequence[BarrierArray]) -> ir.Stmt:
-    """One thread makes barriers, and all know of them, those of all blocks of a cluster."""
+    """One thread initializes barriers; then all threads of the block or cluster synchronize, so that they see them."""
     made = [
         ir.Invoke(BARRIER_INIT, (Barrier(a, build.const(n)).place,), (a.arrivals * (a.blocks if a.everywhere else 1),))
         for a in arrays
@@ -44,7 +44,7 @@ def make_barriers(arrays: Sequence[BarrierArray]) -> ir.Stmt:
 
 
 def role_condition(threads: ThreadTensor) -> ir.Expr:
-    """Whether a thread is in a role."""
+    """The condition that the current thread is in the role `threads`."""
     first, count = _find_thread_range(threads)
     number, (start, groups) = build.var(WARPGROUP_INDEX), (first // WARPGROUP, count // WARPGROUP)
     if groups == 1:
@@ -53,7 +53,7 @@ def role_condition(threads: ThreadTensor) -> ir.Expr:
 
 
 def elect_one(threads: ThreadTensor, body: ir.Stmt) -> ir.Stmt:
-    """One thread of the first warp does it."""
+    """Run `body` in one thread of the first warp of `threads`."""
     first, _ = _find_thread_range(threads)
     chosen = build.register("chosen", UINT32)
     picked = ir.If(build.ne(build.load(chosen), build.const(0, UINT32)), body)
@@ -65,7 +65,7 @@ def elect_one(threads: ThreadTensor, body: ir.Stmt) -> ir.Stmt:
 
 
 def barrier_statement(node: specs.Node) -> ir.Stmt:
-    """The statement of a node that waits, arrives or fences."""
+    """The statement of a synchronization node."""
     match node:
         case specs.Expect(barrier, count):
             return ir.Invoke(BARRIER_EXPECT, (barrier.place,), (count,))

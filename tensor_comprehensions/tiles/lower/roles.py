@@ -1,7 +1,7 @@
-"""Roles: parts of a program that only some warpgroups execute, in one piece for each role.
+"""Gather the code of each role, i.e. of some warpgroups, and insert waits for asynchronous products.
 
-Roles meet only at barriers in memory, so each may be written as one piece: `if (role) for (...)`, for a program that
-says `for (...) with role`. Products of warpgroups are asynchronous; waits are inserted before uses of their registers.
+Roles synchronize only by barriers in memory, so `for (...) { if (role) ... }` can become `if (role) for (...)`.
+Products of warpgroups are asynchronous; waits are inserted before their registers are used.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..builder.tile_views import MemoryView, Operand, RegisterFragment, Warpgrou
 from .warpgroup_products import thread_range
 
 Threads = tuple[int, int]
-"""The first thread, and how many."""
+"""A range of threads: (first, count)."""
 
 
 def arrange_roles(program: specs.Program, registers: int) -> specs.Program:
-    """The program with shared memory and barriers first, roles in one piece each, and waits for products.
+    """The program with shared memory and barriers first, contiguous code for each role, and waits for products.
 
-    registers: those that all threads share. Raises ArgumentError if roles overlap, or need more.
+    registers: the registers of an SM. Raises ArgumentError if roles overlap, or need more registers.
     """
     found = dict.fromkeys(t for t in _list_node_threads(program.body, program.threads) if t is not None)
     if not found and not any(isinstance(n, specs.MakeBarriers) for n in every_node(program.body)):
@@ -46,7 +46,7 @@ def arrange_roles(program: specs.Program, registers: int) -> specs.Program:
 
 
 def role_of_tile(x: RegisterFragment, threads: int) -> Threads | None:
-    """The threads that have a tile, where these are not all of a block."""
+    """The threads that hold a tile; None if it is distributed over all threads of the block, or over groups."""
     return x.spread if x.group is None and x.spread != (0, threads) else None
 
 
@@ -60,7 +60,7 @@ def _is_shared_allocation(n: specs.Node) -> bool:
 
 
 def every_node(nodes: Sequence[specs.Node]) -> Iterator[specs.Node]:
-    """All nodes, those in bodies of others after these; of specs, those that are written by hand."""
+    """All nodes in preorder, including those in bodies of other nodes and in decompositions of specs."""
     for n in nodes:
         yield n
         if isinstance(n, (*specs.BODIES, specs.Spec)):
@@ -68,7 +68,7 @@ def every_node(nodes: Sequence[specs.Node]) -> Iterator[specs.Node]:
 
 
 def _drop_top(nodes: Sequence[specs.Node]) -> list[specs.Node]:
-    """The nodes without those that belong to the top of the program."""
+    """The nodes without allocations of shared memory and barriers, which belong to the top of the program."""
     return [
         replace(n, body=tuple(_drop_top(n.body))) if isinstance(n, (*specs.BODIES, specs.Spec)) else n
         for n in nodes
@@ -77,7 +77,7 @@ def _drop_top(nodes: Sequence[specs.Node]) -> list[specs.Node]:
 
 
 def _list_node_threads(nodes: Sequence[specs.Node], threads: int) -> Iterator[Threads | None]:
-    """The threads that execute each node; None: all of the block."""
+    """The threads that execute each node; None for all threads of the block."""
     for n in nodes:
         match n:
             case specs.Role():
@@ -97,7 +97,7 @@ def _list_node_threads(nodes: Sequence[specs.Node], threads: int) -> Iterator[Th
 def _arrange_roles(nodes: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) -> list[specs.Node]:
     found: list[specs.Node] = []
     run: list[specs.Node] = []
-    if any(None in _list_node_threads([n], threads) for n in nodes):  # tiles live on where all threads meet between
+    if any(None in _list_node_threads([n], threads) for n in nodes):  # tiles must outlive nodes of all threads
         found = [n for n in nodes if isinstance(n, specs.Allocate)]
         nodes = [n for n in nodes if not isinstance(n, specs.Allocate)]
     for n in nodes:
@@ -114,7 +114,7 @@ def _arrange_roles(nodes: Sequence[specs.Node], threads: int, roles: Sequence[Th
 
 
 def _by_role(run: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) -> list[specs.Node]:
-    """The part of each role in a run of nodes."""
+    """A role with the part that it executes of consecutive nodes, for each role in order."""
     found: list[specs.Node] = []
     for role in roles:
         body = _project_role(run, threads, role)
@@ -123,7 +123,7 @@ def _by_role(run: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) 
         named = [n for n in every_node(run) if isinstance(n, specs.Role) and thread_range(n.threads) == role]
         own = [n.threads for n in named]
         own += [n.threads for n in every_node(body) if isinstance(n, specs.Spec) and thread_range(n.threads) == role]
-        if own:  # otherwise the role has the tiles, but does not use them
+        if own:  # otherwise, the body only allocates tiles
             found.append(specs.Role(own[0], max((n.registers for n in named), default=0), tuple(body)))
     return found
 
@@ -146,7 +146,7 @@ def _project_role(nodes: Sequence[specs.Node], threads: int, role: Threads) -> l
 
 
 def _check_registers(program: specs.Program, roles: Sequence[Threads], available: int) -> None:
-    """Refuse roles with more registers than a processor has."""
+    """Raise ArgumentError if roles need more registers than an SM has, or if only some declare registers."""
     most: dict[Threads, int] = {}
     for n in every_node(program.body):
         if isinstance(n, specs.Role) and n.registers:
@@ -166,13 +166,13 @@ def _check_registers(program: specs.Program, roles: Sequence[Threads], available
 # --- waits for products ------------------------------------------------------------------------------------------
 
 Pending = list[frozenset[str]]
-"""The registers that each group of products under way may use, the last group first."""
+"""The names of register buffers that each pending group of products may use, the latest group first."""
 MOST_PENDING = 8
-"""Most groups that are distinguished."""
+"""The maximum number of groups that are distinguished; older ones are merged."""
 
 
 def is_group_product(n: specs.Node) -> bool:
-    """Whether a spec is a product of warpgroups."""
+    """Whether a node is a product by warpgroups."""
     if not isinstance(n, specs.MatMul):
         return False
     (total,) = n.outputs
@@ -180,7 +180,7 @@ def is_group_product(n: specs.Node) -> bool:
 
 
 def is_warpgroup_node(n: specs.Node) -> bool:
-    """Whether a node asks for the number of a thread's warpgroup."""
+    """Whether the lowering of a node needs the warpgroup index."""
     return isinstance(n, specs.Role) or is_group_product(n)
 
 
@@ -219,9 +219,9 @@ def _insert_product_waits(nodes: Sequence[specs.Node], pending: Pending) -> tupl
 
 
 def _first_conflict(n: specs.Node, pending: Pending) -> int | None:
-    """The last group of those under way whose registers a node, or its body, touches otherwise than by products.
+    """The index of the latest pending group whose registers a node, or its body, uses other than by products.
 
-    Waits stand before branches and loops, not in them: assemblers see one place where the products end.
+    The wait comes before a branch or loop, not inside, so that the assembler sees a single point where products end.
     """
     holds = isinstance(n, (*specs.BODIES, specs.Spec)) and bool(n.body)
     inner = list(every_node(n.body)) if holds else [n]  # type: ignore[union-attr]
@@ -235,7 +235,7 @@ def _collect_register_buffers(operands: Sequence[Operand]) -> frozenset[str]:
 
 
 def _merge_pending(a: Pending, b: Pending) -> Pending:
-    """The groups that may be pending after either of two branches; beyond a few groups, all count as one."""
+    """The groups that may be pending after either of two branches; those beyond `MOST_PENDING` are merged."""
     longest = max(len(a), len(b))
     found = [(a[k] if k < len(a) else frozenset()) | (b[k] if k < len(b) else frozenset()) for k in range(longest)]
     older: frozenset[str] = frozenset().union(*found[MOST_PENDING - 1 :])

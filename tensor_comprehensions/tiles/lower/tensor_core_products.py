@@ -1,4 +1,4 @@
-"""The library's rule for products: fragments from shared memory or registers, then a loop of `mma`."""
+"""Decompose products of warps: load fragments from shared memory, then multiply them by `mma`."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from ..tensors import DTYPE_SPELLING, ThreadTensor
 from .match_atoms import Elements, find_move, find_product
 
 ROWS, COLUMNS = 16, 8
-"""Of the product of a warp, m16n8."""
+"""The rows and columns of the product of a warp, m16n8."""
 DEPTH_BYTES = 32
-"""Of a row of a factor that it takes: m16n8k16 of 16 bits, m16n8k32 of 8."""
+"""The bytes of a row of a factor in one product: m16n8k16 for 16-bit elements, m16n8k32 for bytes."""
 SUMS = {FLOAT16: FLOAT32, BFLOAT16: FLOAT32, INT8: INT32, UINT8: INT32}
-"""Types of factors that have a rule, and of their sums. Both kinds of bytes may meet."""
+"""The supported types of factors, and of their sums. INT8 and UINT8 factors may be mixed."""
 ROUNDED = "tf32"
-"""What products of float32 factors are asked for by: the factors are rounded to it."""
+"""The value of `MatMul.products` that requests float32 factors rounded to tf32."""
 
 
 def product_depth(dtype: DType) -> int:
-    """The terms of one instruction."""
+    """The number of terms (K) of one instruction."""
     return DEPTH_BYTES // dtype.size
 
 
 def plan_product(shape: tuple[IntTuple, IntTuple], by: ThreadTensor) -> ProductPlan:
-    """How the warps `by` divide sums of a shape.
+    """The division of an accumulator of `shape` among the warps `by`.
 
     Raises:
-        ArgumentError: they do not.
+        ArgumentError: they cannot divide it.
     """
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     warps = _count_warps(by)
     inner = flatten_tuple(shape[1])
-    step = prod(inner[:-1])  # columns of one instruction lie along the last part: a thread has all of the others
+    step = prod(inner[:-1])  # an instruction covers columns of the last part, so that a thread has all other parts
     if rows % (ROWS * warps[0]) or inner[-1] % COLUMNS or columns % (COLUMNS * warps[1]):
         raise ArgumentError(
             f"{by} cannot divide sums of {rows} x {columns}",
@@ -63,7 +63,7 @@ def plan_product(shape: tuple[IntTuple, IntTuple], by: ThreadTensor) -> ProductP
 def accumulator(
     name: str, shape: tuple[IntTuple, IntTuple], plan: ProductPlan, dtype: DType = FLOAT32
 ) -> RegisterFragment:
-    """The tile of sums, as products leave them: (thread, value) -> element."""
+    """An accumulator with the layout of `mma`: (thread, value) -> element."""
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     step = plan.columns.flat[0][1] * rows
     rest = compose(
@@ -78,7 +78,7 @@ def accumulator(
 
 
 def left_fragment(name: str, shape: tuple[int, int], dtype: DType, by: ThreadTensor) -> RegisterFragment:
-    """The tile of a left factor, as products take it; every warp of a row of warps has the same."""
+    """A left factor with the layout of `mma`; all warps of a row of warps hold the same elements."""
     rows, columns = shape
     warps = _count_warps(by)
     depth, pack = product_depth(dtype), 4 // dtype.size
@@ -95,7 +95,7 @@ def left_fragment(name: str, shape: tuple[int, int], dtype: DType, by: ThreadTen
 
 
 def decompose_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs.Node, ...]:
-    """Loads of fragments and products of one instruction each, for every 16 columns of the factors."""
+    """Decompose a product into loads of fragments and `mma`, for every `product_depth` columns of the factors."""
     (total,), (a, b) = spec.outputs, spec.inputs
     text = f"{total} <- MatMul({a}, {b})"
     if (
@@ -118,7 +118,7 @@ def decompose_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs.Node,
 
 
 def check_factors(spec: specs.MatMul, text: str, target: GpuTarget) -> None:
-    """Refuse factors of types that no product has, or whose sums have another type."""
+    """Raise ArgumentError if no product supports the types of the factors, or if sums have another type."""
     (total,), (a, b) = spec.outputs, spec.inputs
     types = {**SUMS, FLOAT32: FLOAT32} if spec.products == ROUNDED else SUMS
     known = {a.dtype, b.dtype} <= set(types) and (a.dtype == b.dtype or types[a.dtype] == types[b.dtype] == INT32)
@@ -134,7 +134,7 @@ def check_factors(spec: specs.MatMul, text: str, target: GpuTarget) -> None:
 
 
 class _Product:
-    """One decomposition."""
+    """The decomposition of one product."""
 
     def __init__(
         self, total: RegisterFragment, plan: ProductPlan, a: MemoryView | RegisterFragment, b: MemoryView,
@@ -174,7 +174,7 @@ class _Product:
     def _load(
         self, to: RegisterFragment, number: int, tile: MemoryView, views: tuple[Layout, Layout]
     ) -> Iterator[specs.Leaf]:
-        """A fragment from a tile in shared memory, whose rows lie along the columns of the factor or across."""
+        """Load a fragment from a tile in shared memory, transposed if the factor is not contiguous along K."""
         rows = to.padded[0]
         across = tile.tensor.parts[0].layouts[0][1].flat[0][1] != 1
         source = views[across]
@@ -218,7 +218,7 @@ class _Product:
         )
 
     def _find_load(self, text: str, part: RegisterFragment, source: Layout, rows: int) -> Atom:
-        """The move of a fragment, proven once for all that lie alike."""
+        """The move that loads a fragment; it is proven once for fragments with the same layout."""
         key = part.tv, source
         if key not in self.atoms:
             elements = [_regroup_as_halfwords(x, rows, part.dtype) for x in (part.elements, enumerate_tv(source))]
@@ -226,7 +226,7 @@ class _Product:
         return self.atoms[key]
 
     def _find_product(self, *parts: RegisterFragment) -> Atom:
-        """The product of fragments, proven once for all that lie alike."""
+        """The product of fragments; it is proven once for fragments with the same layouts."""
         key = tuple(part.tv for part in parts)
         if key not in self.atoms:
             views, dtypes = [part.elements for part in parts], [part.dtype for part in parts]
@@ -234,7 +234,7 @@ class _Product:
         return self.atoms[key]
 
     def _own_left(self, i: int, step: int) -> RegisterFragment:
-        """The fragment of a factor that is in registers already, which lies there as instructions take it."""
+        """The fragment of a left factor in registers. Raises ArgumentError if it does not have the layout of `mma`."""
         a = self.a
         assert isinstance(a, RegisterFragment)
         wanted = left_fragment(a.name, a.padded, a.dtype, self.plan.threads)
@@ -253,12 +253,12 @@ _SUMS = Layout(((4, 8), (2, 2)), ((32, 1), (16, 8)))
 
 @dataclass(frozen=True, slots=True)
 class FragmentViews:
-    """The layouts in which lanes point at, and hold, the fragments of factors of one type.
+    """The layouts of the fragments of factors of one type, for `ldmatrix` and `mma`.
 
     Attributes:
-        left, right, right_one: of a tile of 16 rows, of 16 columns or of 8, the 16 bytes that each lane points at:
-            along the rows, or along the columns.
-        left_tv, right_tv, right_one_tv: the part of it that lanes hold: 4 neighboring bytes of a row in a register.
+        left, right, right_one: the 16 bytes to which each lane points, in a tile of 16 rows, of 16 columns and of 8:
+            (contiguous along K, transposed).
+        left_tv, right_tv, right_one_tv: the elements that lanes hold; a register has 4 contiguous bytes of a row.
     """
 
     left: tuple[Layout, Layout]
@@ -271,8 +271,8 @@ class FragmentViews:
 
 @cache
 def _fragment_views(dtype: DType) -> FragmentViews:
-    pack, row = 4 // dtype.size, 16 // dtype.size  # elements of a register, and of 16 bytes
-    tile, half = 16 * row, 8 * row  # elements of half a tile of 16 rows, and of 8
+    pack, row = 4 // dtype.size, 16 // dtype.size  # elements in a register, and in 16 bytes
+    tile, half = 16 * row, 8 * row  # elements in half a tile of 16 rows, and of 8
     return FragmentViews(
         (Layout(((8, 2, 2), row), ((1, 8, tile), 16)), Layout(((8, 2, 2), row), ((16, 8, tile), 1))),
         (Layout(((8, 2, 2), row), ((1, tile, 8), 16)), Layout(((8, 2, 2), row), ((16, tile, 8), 1))),
@@ -284,7 +284,7 @@ def _fragment_views(dtype: DType) -> FragmentViews:
 
 
 def _regroup_as_halfwords(elements: Elements, rows: int, dtype: DType) -> Elements:
-    """Elements of 8 bits two by two, and the halves of those of 32, as moves of 16 bits take them."""
+    """Renumber elements in units of 16 bits, as `ldmatrix` moves them: pairs of bytes, or halves of 32-bit elements."""
     if dtype.size == 2:
         return elements
     if dtype.size == 4:
@@ -299,7 +299,7 @@ def _regroup_as_halfwords(elements: Elements, rows: int, dtype: DType) -> Elemen
 
 
 def _make_factor_fragment(name: str, dtype: DType, rows: int, tv: Layout, count: int) -> RegisterFragment:
-    """`count` factors of the columns of an instruction, each with this layout."""
+    """Registers for `count` fragments of one instruction, each with the layout `tv`."""
     shape, pack = (rows, product_depth(dtype)), 4 // dtype.size
     one = register_tile(name, dtype, shape, shape, tv, per_register=pack, group=WARP, register=UINT32)
     numbers = tuple(v // pack for v in range(count * one.values))
@@ -307,7 +307,7 @@ def _make_factor_fragment(name: str, dtype: DType, rows: int, tv: Layout, count:
 
 
 def _slice_fragment(whole: RegisterFragment, number: int, rows: int, columns: int, tv: Layout) -> RegisterFragment:
-    """One of the pieces of registers that an instruction takes."""
+    """The fragment with index `number` of `whole`: the registers that one instruction uses."""
     registers = whole.registers[number * tv[1].size :][: tv[1].size]
     return replace(
         whole, shape=(rows, columns), padded=(rows, columns), tv=tv, registers=registers, group=WARP, product=None

@@ -1,4 +1,4 @@
-"""The values that a thread holds of a tile: where they lie, which are neighbors, and stores of those that exist."""
+"""The values of a tile that a thread holds: their coordinates, groups of neighbors, and guarded stores."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .memory_moves import is_multiple
 from .neighbor_values import VectorLoads, store_neighbors
 
 VALUES_TOGETHER = 8
-"""Of a thread, that are computed and stored together: 16 bytes of half-precision numbers."""
+"""The maximum number of values that a thread computes and stores together: 16 bytes of 16-bit values."""
 
 
 def name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
-    """Name each coordinate of a thread's first element, so that the others are at constant distances from it.
+    """`values` with named coordinates of a thread's first element, so that the others are at constant distances.
 
-    Common multiples of all terms of a coordinate stay outside of the name, because vectorization looks for them.
+    Appends (name, expression) to `names`. The common factor of all terms of a coordinate stays outside of its name,
+    because vectorization needs to see alignment.
     """
     found: list[ir.Expr] = [values.origins[0]]
     known: dict[ir.Expr, ir.Expr] = {}
@@ -40,16 +41,16 @@ def name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tup
 
 
 def element_at(values: DataTensor, v: int) -> DataTensor:
-    """The element with a number, of a single level."""
+    """The element with index `v` of a tensor with a single level."""
     origins = (build.add(at, layout(v)) for at, layout in zip(values.origins, values.parts[0].layouts, strict=True))
     return replace(values, parts=(), origins=tuple(origins))
 
 
 def neighbor_runs(total: RegisterFragment, deals: Layout | None) -> list[tuple[int, ...]]:
-    """The values of a thread, those of a row in runs of neighboring columns: as many in all runs.
+    """The values of a thread, split into runs of equal length: neighboring columns of a row.
 
-    Runs of the same columns follow each other, so that what depends on the column only, as a bias does, is in
-    registers for one run at a time.
+    Runs are ordered by column, so that values that depend only on the column, such as a bias, occupy registers for
+    only one run at a time. deals: a permutation of the columns.
     """
     rows, numbers = (table[0] for table in total.row_and_column())
     columns = [int(n) if deals is None else deals(int(n)) for n in numbers]
@@ -68,7 +69,7 @@ def guarded_store(
     buffer: ir.Buffer, places: Sequence[tuple[ir.Expr, ...]], values: Sequence[ir.Expr], points: Sequence[DataTensor],
     prefix: str, *, zeros: bool,
 ) -> ir.Stmt:  # fmt: skip
-    """Store values at the places of points that exist; at others, zeros or nothing."""
+    """Store each value at its `places` if its element of `points` exists; else store nothing, or zero if `zeros`."""
     nothing = build.const(0, buffer.type.dtype)
     inside = points[0].predicate
     if not exist_together(points):
@@ -85,7 +86,7 @@ def guarded_store(
 
 
 def exist_together(points: Sequence[DataTensor]) -> bool:
-    """Whether neighbors exist, or do not, together."""
+    """Whether either all or none of the elements `points` exist."""
     for n, extent in enumerate(points[0].extents, 1):
         at = points[0].origins[n]
         if extent is None or all(difference(p.origins[n], at) == 0 for p in points[1:]):
@@ -96,7 +97,7 @@ def exist_together(points: Sequence[DataTensor]) -> bool:
 
 
 def fill_pair(pair: ir.Buffer, points: Sequence[DataTensor], values: Sequence[ir.Expr], prefix: str) -> ir.Stmt:
-    """Two values at places that exist, or zeros."""
+    """Store two values in `pair`, or zero for one whose element does not exist."""
     zeros = [build.store(pair, (n,), build.const(0, pair.type.dtype)) for n in range(2)]
     if not exist_together(points):
         parts = [build.store(pair, (n,), x) for n, x in enumerate(values)]

@@ -1,4 +1,4 @@
-"""The library's rule for products of warpgroups: `wgmma` on tiles in shared memory, the left one also in registers."""
+"""Decompose products of warpgroups into `wgmma` on tiles in shared memory; the left factor may be in registers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .panels import panel_fault
 from .tensor_core_products import check_factors
 
 ROWS, DEPTH, MOST_COLUMNS = 64, 16, 256
-"""Of the product of a warpgroup of 16-bit factors, m64nNk16; of bytes it has twice as many terms."""
+"""The sizes of `wgmma` m64nNk16 with 16-bit factors, and the largest N; with bytes, K is twice as large."""
 WARPGROUP_INDEX = "warpgroup"
-"""The variable that is the number of a thread's warpgroup, one value for its warp."""
+"""The name of the variable with the index of a thread's warpgroup, which is uniform in a warp."""
 
 
 def thread_range(by: ThreadTensor) -> tuple[int, int] | None:
-    """The first thread and how many there are, where they are neighbors and have numbers that the program knows."""
+    """The threads as (first, count); None if they are not contiguous, or if their offset is symbolic."""
     if by.kind != "thread" or build.integer(by.offset) is None:
         return None
     numbers = sorted(by.offsets())
@@ -40,17 +40,17 @@ def thread_range(by: ThreadTensor) -> tuple[int, int] | None:
 
 
 def group_depth(dtype: DType) -> int:
-    """The terms of one instruction."""
+    """The number of terms (K) of one instruction."""
     return 2 * DEPTH // dtype.size
 
 
 def are_warpgroups(by: object) -> bool:
-    """Whether threads are given as warpgroups: `[n].[128].thread`."""
+    """Whether `by` is a tensor of warpgroups: `[n].[128].thread`."""
     return isinstance(by, ThreadTensor) and len(by.parts) == 2 and by.levels[1].flat == ((WARPGROUP, 1),)
 
 
 def plan_warpgroups(shape: tuple[IntTuple, IntTuple], by: ThreadTensor, target: GpuTarget) -> WarpgroupPlan:
-    """How the warpgroups `by` divide sums of a shape. Raises ArgumentError if they do not."""
+    """The division of an accumulator of `shape` among the warpgroups `by`. Raises ArgumentError if impossible."""
     if target.capability != 90:
         raise ArgumentError(f"{by} are warpgroups, which multiply only on sm_90", found=target.name)
     found = thread_range(by)
@@ -70,14 +70,14 @@ def plan_warpgroups(shape: tuple[IntTuple, IntTuple], by: ThreadTensor, target: 
 
 
 def instruction_columns(columns: int) -> int:
-    """Of the widest instructions that divide so many columns; 0: none do."""
+    """The columns of the widest instruction that divides `columns`; 0 if none does."""
     return next((n for n in range(MOST_COLUMNS, 0, -8) if columns % n == 0), 0)
 
 
 def warpgroup_accumulator(
     name: str, shape: tuple[IntTuple, IntTuple], plan: WarpgroupPlan, dtype: DType = FLOAT32
 ) -> RegisterFragment:
-    """The tile of sums, as products of warpgroups leave them."""
+    """An accumulator with the layout of `wgmma`."""
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     values = [(2, rows), (2, 8), (plan.columns // 8, 8 * rows), (plan.columns_each, plan.columns * rows)]
     tv = _make_warpgroup_layout(plan, 2 * rows, [*values, (plan.rows_each, ROWS)])
@@ -89,7 +89,7 @@ def warpgroup_accumulator(
 def group_left_fragment(
     name: str, shape: tuple[int, int], dtype: DType, by: ThreadTensor, target: GpuTarget
 ) -> RegisterFragment:
-    """The tile of a left factor, as products of warpgroups take it from registers."""
+    """A left factor in registers with the layout of `wgmma`."""
     rows, columns = shape
     plan = plan_warpgroups((rows, 8), by, target)
     if columns % DEPTH:
@@ -102,7 +102,7 @@ def group_left_fragment(
 
 
 def decompose_group_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs.Node, ...]:
-    """A group of products for every 16 columns of the factors, to be waited for before its sums are used."""
+    """Decompose a product into a group of `wgmma`, which must be waited for before the sums are used."""
     (total,), (a, b) = spec.outputs, spec.inputs
     text = f"{total} <- MatMul({a}, {b})"
     assert isinstance(total, RegisterFragment)
@@ -157,7 +157,7 @@ def _emit_wgmma_products(
 def _left_operand(
     a: MemoryView | RegisterFragment, plan: WarpgroupPlan, i: int, step: int, text: str
 ) -> tuple[RegisterFragment | None, tuple[ir.Buffer, tuple[ir.Expr, ...]]]:
-    """The 64 rows and 16 columns of a left factor that an instruction takes: registers, or a place in memory."""
+    """The part of a left factor for one instruction: (its registers, or None in memory; the operand)."""
     if isinstance(a, MemoryView):
         first = build.integer(plan.threads.offset)
         assert first is not None
@@ -179,7 +179,7 @@ def _left_operand(
 
 
 def _expected_left(a: RegisterFragment, plan: WarpgroupPlan, i: int, step: int) -> Elements:
-    """The elements of `a` that each thread must hold in a slice of 8 values."""
+    """The elements of `a` that each thread must hold for the instruction of rows `i` and step `step`."""
     rows, columns = a.padded
     values = [(2, rows), (2, 8), (2, 8 * rows), (columns // DEPTH, DEPTH * rows), (plan.rows_each, ROWS)]
     whole = register_tile("%", a.dtype, a.shape, a.padded, _make_warpgroup_layout(plan, 2 * rows, values))
@@ -192,7 +192,7 @@ def _slice_elements(x: RegisterFragment, first: int, count: int) -> Elements:
 
 
 def _slice_fragment(whole: RegisterFragment, first: int, rows: int, columns: int) -> RegisterFragment:
-    """The registers of every thread, from the value `first` on, that one instruction takes for rows x columns."""
+    """The part `rows` x `columns` of a fragment for one instruction: the registers from value `first` on."""
     values = [(2, rows), (2, 8), (columns // 8, 8 * rows)]
     tv = _make_tv_layout([(4, 2 * rows), (8, 1), (4, 16)], values)
     registers = whole.registers[first : first + tv[1].size]
@@ -202,7 +202,7 @@ def _slice_fragment(whole: RegisterFragment, first: int, rows: int, columns: int
 
 
 def is_across(x: MemoryView) -> bool:
-    """Whether the rows of a tile are neighbors in memory, not its columns."""
+    """Whether a tile is contiguous along its rows' index (MN-major) rather than along its columns (K-major)."""
     row, column = build.var("%row"), build.var("%column")
     last = linear_terms(x.tensor[row, column].coordinates[-1])[0]
     return row in last and column not in last
@@ -213,7 +213,7 @@ def _lower_to_loops(spec: specs.MatMul, name: str) -> specs.Leaf:
 
 
 def _make_warpgroup_layout(plan: WarpgroupPlan, pair: int, values: list[tuple[int, int]]) -> Layout:
-    """(thread, value) -> element, for the threads of all warpgroups."""
+    """The layout (thread, value) -> element for the threads of all warpgroups."""
     groups = plan.threads.levels[0].size
     return _make_tv_layout([(4, pair), (8, 1), (4, 16), (groups, ROWS * plan.rows_each)], values)
 
