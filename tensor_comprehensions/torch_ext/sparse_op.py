@@ -13,7 +13,7 @@ from ..core.lazy_import import lazy_module
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import TORCH_TYPES
 from ..dispatch.call_steps import CallSignature, check_names
-from ..dispatch.sparse.fast_call import MOST_PATTERNS, FastCalls
+from ..dispatch.sparse.fast_call import MOST_PATTERNS, FastCalls, drop_oldest
 from ..dispatch.sparse.sparse_kernels import SparseKernels, results_in_caller_kind
 from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor, flat_values, storage_of
@@ -130,12 +130,12 @@ class SparseOp:
         """Make a fast path for the second call of a kind. Ever new patterns would each make one in vain."""
         kinds = (x.shape if isinstance(x, torch.Tensor) and x.layout is torch.strided else type(x) for x in values)
         key = (*map(weakref.ref, call.structures.values()), *kinds)
-        is_new = key not in self._seen
-        if not is_new and self._seen[key] < 2 and (fast := self.kernels.make_fast_call(call, values, results)):
+        times = self._seen.get(key, 0)
+        if times == 1 and (fast := self.kernels.make_fast_call(call, values, results)):
             self.direct.add(fast, values)
-        while is_new and len(self._seen) >= MOST_PATTERNS:
-            del self._seen[next(iter(self._seen))]
-        self._seen[key] = min(2, self._seen.get(key, 0) + 1)
+        if not times:
+            drop_oldest(self._seen, MOST_PATTERNS)
+        self._seen[key] = min(2, times + 1)
 
     def gradients_of(self, function: Function) -> Gradients:
         """The gradients of the def with the formats that it has in a call."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -208,3 +210,37 @@ def test_results_whose_places_follow_values_go_the_long_way(longs: list[Any]) ->
     x[1] = 5.0
     assert op(x, y)[0].to_dense().tolist() == [1.0, 5.0, 2.0]
     assert len(longs) == 3
+
+
+@pytest.mark.usefixtures("server", "threads")
+@pytest.mark.parametrize("text", SPARSE)
+def test_patterns_that_numpy_changes(text: str) -> None:
+    """NumPy shares the memory of a pattern and changes no version: results may become longer, as when they are new."""
+    op = tc.define(SPARSE[text]).f
+    columns = [np.zeros(40, np.int32) for _ in range(2)]
+    row_starts = torch.arange(41, dtype=torch.int32)
+    a, b = (
+        tc.SparseTensor.from_arrays("csr", (40, 40), [None, (row_starts, torch.from_numpy(c))], torch.ones(40).double())
+        for c in columns
+    )
+    for step in range(6):
+        if step > 2:
+            columns[0][:] = (np.arange(40) * step) % 40
+            columns[1][:] = (np.arange(40) * step + step % 2) % 40
+        x, y = a.to_dense(), b.to_dense()
+        expected = {
+            "a sum": (x + y,), "a product of elements": (x * y,), "a matrix product": (x @ y,),
+            "shared places": (2 * x, x.sum(1), x - y),
+        }[text]  # fmt: skip
+        for found, right in zip(as_tuple(op(a, b)), expected, strict=True):
+            found = found.check().to_dense() if isinstance(found, tc.SparseTensor) else found
+            torch.testing.assert_close(found, right)
+
+
+def test_threads_call_at_the_same_time() -> None:
+    op = tc.define(SPARSE["a matrix product"]).f
+    a, b = (tc.as_sparse(square(n), "csr") for n in range(2))
+    use_fast_path(op, a, b)
+    expected = op(a, b).to_dense()
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(c.check().to_dense(), expected) for c in pool.map(lambda _: op(a, b), range(200)))

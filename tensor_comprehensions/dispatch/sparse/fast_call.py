@@ -1,13 +1,17 @@
-"""The fast path of a call like an earlier one: the same stored places and sizes, so results of known sizes.
+"""The fast path of a call like an earlier one: the same sparsity patterns and sizes, so results of known sizes.
 
 The results of the slow path's checks are compared, not computed again; other calls go to the slow path. Patterns are
 compared here, by the memory and the version of their arrays. The machine code of dense calls compares types, sizes,
 strides and autograd state, makes the arrays of the results, and runs the phases of the kernel.
+
+Invariant: no kernel writes beyond a result, even if NumPy has changed a pattern, which no version shows. Arrays are as
+large as operands of these lengths may need, or the counts of an earlier phase are compared first.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,25 +110,54 @@ class _KnownSparse:
 
 
 @dataclass(frozen=True, slots=True)
+class ArraySlice:
+    """The first `length` elements of the array with the index `number`; all of them if `length` is None."""
+
+    number: int
+    length: int | None = None
+
+    def cut(self, arrays: Sequence[Tensor]) -> Tensor:
+        x = arrays[self.number]
+        return x if self.length is None else trim_array(x, self.length)
+
+
+@dataclass(frozen=True, slots=True)
 class KnownResult:
-    """How a result is made of the arrays that a kernel takes and of those that the call makes, by their numbers.
+    """How to build a result from the arrays that a kernel takes and those that the call makes.
 
     format: None of a dense result, which has no levels.
     """
 
     format: Format | None
     shape: tuple[int, ...]
-    levels: tuple[tuple[int | None, int] | None, ...]
-    values: int
+    levels: tuple[tuple[ArraySlice | None, ArraySlice] | None, ...]
+    values: ArraySlice
 
     def build(self, arrays: Sequence[Tensor]) -> Tensor | SparseTensor:
+        values = self.values.cut(arrays)
         if self.format is None:
-            return arrays[self.values]
+            return values
         levels = tuple(
-            None if level is None else (None if level[0] is None else arrays[level[0]], arrays[level[1]])
+            None if level is None else (None if level[0] is None else level[0].cut(arrays), level[1].cut(arrays))
             for level in self.levels
         )
-        return SparseTensor.from_known(self.format, self.shape, levels, arrays[self.values])
+        return SparseTensor.from_known(self.format, self.shape, levels, values)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCount:
+    """A count of elements that a kernel stores at `totals[slot]`. phase: the last phase after which it is compared."""
+
+    slot: int
+    value: int
+    phase: int
+
+
+class _ThreadTotals(threading.local):
+    """The counts of a call. Several threads may call at the same time."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.array = torch.zeros_like(like)
 
 
 class FastCall:
@@ -132,31 +165,36 @@ class FastCall:
 
     Args:
         executables: the phases, which take the same arrays.
-        constants: the arrays that kernels take first.
+        sizes, totals: the arrays that kernels take first; each thread has its own `totals`.
         operands: for each argument the given value, and the tensor that the kernel takes.
         made: arrays like those that the kernel takes last, which each call makes.
-        results: those of the call. The numbers of `made` follow those of `constants` and the arrays of the operands.
+        results: those of the call. Arrays are numbered in the order `sizes`, `totals`, operands, `made`.
+        counts: the counts that `totals` must have for the results to fit into `made`, and to be as long as known.
     """
 
     def __init__(
         self,
         executables: Sequence[Executable],
-        constants: Sequence[Tensor],
+        sizes: Tensor,
+        totals: Tensor,
         operands: Sequence[tuple[Any, Tensor | SparseTensor]],
         made: Sequence[Tensor],
         results: Sequence[KnownResult],
+        counts: Sequence[KnownCount],
     ) -> None:
-        self._count, self._constants = len(operands), tuple(constants)
+        self._count, self._sizes, self._totals = len(operands), sizes, _ThreadTotals(totals)
+        self._counts = [[(c.slot, c.value) for c in counts if c.phase == n] for n in range(len(executables))]
         self.known = [_KnownSparse(x, given) if isinstance(x, SparseTensor) else None for given, x in operands]
-        taken = [*constants]
+        taken = [sizes, totals]
         for _, x in operands:
             taken += list_storage_arrays(x) if isinstance(x, SparseTensor) else [x]
         make = _make_native_call if availability.is_fast_path_available() else _PythonFastCall
         first, *others = executables
         self._serve: Callable[..., Any] = make(first, taken, made)
         self._continue = [make(x, [*taken, *made], ()) for x in others]
-        in_order = [len(taken) + n for n in range(len(made))] == [r.values for r in results]
-        self._results = None if in_order and all(r.format is None for r in results) else tuple(results)
+        in_order = [ArraySlice(len(taken) + n) for n in range(len(made))] == [r.values for r in results]
+        is_plain = in_order and not others and all(r.format is None for r in results)
+        self._results = None if is_plain else tuple(results)
         self._are_torch = all(isinstance(v, Tensor) for v, x in operands if isinstance(x, SparseTensor))
 
     @run_outside_graphs("calls with sparse operands run outside of graphs")
@@ -164,7 +202,7 @@ class FastCall:
         """The result, or NotImplemented."""
         if len(values) != self._count:
             return NotImplemented
-        parts = [*self._constants]
+        parts = [self._sizes, self._totals.array]
         for known, x in zip(self.known, values, strict=True):
             if known is None:
                 parts.append(x)
@@ -173,22 +211,29 @@ class FastCall:
         made = self._serve(*parts)
         if made is RECORDED or made is NotImplemented:
             return NotImplemented
-        if self._results is None and not self._continue:
-            return made
-        return self._finish(parts, made)
+        return made if self._results is None else self._finish(self._results, parts, made)
 
-    def _finish(self, parts: list[Tensor], made: Tensor | tuple[Tensor, ...]) -> Any:
+    def _finish(self, results: Sequence[KnownResult], parts: list[Tensor], made: Tensor | tuple[Tensor, ...]) -> Any:
         """Run the other phases, and build the results."""
         arrays = [*parts, *made] if isinstance(made, tuple) else [*parts, made]
-        for phase in self._continue:
-            if phase(*arrays) is NotImplemented:
+        totals = arrays[1]
+        if not self._has_known_counts(0, totals):
+            return NotImplemented
+        for number, phase in enumerate(self._continue, 1):
+            if phase(*arrays) is NotImplemented or not self._has_known_counts(number, totals):
                 return NotImplemented
-        if self._results is None:
-            return made
-        found = [r.build(arrays) for r in self._results]
+        found = [r.build(arrays) for r in results]
         if self._are_torch:
             found = [r.torch() if isinstance(r, SparseTensor) else r for r in found]
         return found[0] if len(found) == 1 else tuple(found)
+
+    def _has_known_counts(self, phase: int, totals: Tensor) -> bool:
+        """Whether the counts after a phase are those of the call that this one is like."""
+        counts = self._counts[phase]
+        if not counts:
+            return True
+        found = totals.tolist()
+        return all(found[slot] == value for slot, value in counts)
 
 
 class FastCalls:
@@ -202,8 +247,7 @@ class FastCalls:
         """Use `call` for calls like that with `values`."""
         key = _make_key(values)
         self._others.pop(key, None)
-        while len(self._others) >= MOST_PATTERNS:
-            del self._others[next(iter(self._others))]
+        drop_oldest(self._others, MOST_PATTERNS)
         self._others[key] = self._latest = call
 
     @run_outside_graphs("calls with sparse operands run outside of graphs")
@@ -237,7 +281,22 @@ def _make_operand_key(x: Any) -> object:
 
 
 MOST_PATTERNS = 64
-"""Calls of one def that have fast paths."""
+"""The maximum calls of one def that have fast paths."""
+SPARE = 2
+"""An array may have this many times the elements of a result before it is copied to its exact size."""
+SPARE_BYTES = 4096
+"""An array of so many bytes is not copied: a copy takes longer than a call may."""
+
+
+def drop_oldest(kept: dict[Any, Any], most: int) -> None:
+    """Make room for an entry of a dict of at most `most`, which other threads may change."""
+    while len(kept) >= most:
+        kept.pop(next(iter([*kept])), None)
+
+
+def trim_array(x: Tensor, count: int) -> Tensor:
+    """The first elements of an array, as a copy if most of its memory would be wasted."""
+    return x[:count] if len(x) <= SPARE * count or x.nbytes <= SPARE_BYTES else x[:count].clone()
 
 
 def list_storage_arrays(t: SparseTensor) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from ...tc_lang.formats import Format, LevelKind
 from ...tc_lang.ir import Role
 from ...tc_lang.size_polynomial import Value
 from ..arguments import TORCH_TYPES
-from .fast_call import FastCall, KnownResult, list_storage_arrays
+from .fast_call import ArraySlice, FastCall, KnownCount, KnownResult, list_storage_arrays, trim_array
 from .sparse_tensor import Level, SparseTensor
 from .structure import Structure, convert_format
 
@@ -227,31 +227,37 @@ class SparseRun(ProgramRun):
         operands = [
             (v, self.sparse[n] if n in self.sparse else self.call.dense[n]) for n, v in zip(names, values, strict=True)
         ]
-        constants = (torch.from_numpy(self.size_array), torch.from_numpy(self.totals))
-        places: dict[str, list[int]] = {}  # of the arrays of each tensor, by name
-        count = len(constants)
+        places: dict[str, list[ArraySlice]] = {}  # of the arrays of each tensor, by name
+        count = 2  # after `sizes` and `totals`
         for n, (_, x) in zip(names, operands, strict=True):
             own = len(list_storage_arrays(x)) if isinstance(x, SparseTensor) else 1
-            places[n] = [*range(count, count + own)]
+            places[n] = [ArraySlice(k) for k in range(count, count + own)]
             count += own
         made: list[Tensor] = []
         for name in returns:
             x = results[name]
-            places[name] = [count + len(made)]
+            places[name] = [ArraySlice(count + len(made))]
             array = x.values if isinstance(x, SparseTensor) else x
             has_own_levels = isinstance(x, SparseTensor) and name not in self.shared
             made.append(array[:0] if has_own_levels else array)
-        for r in self.plan.results:
+        for number, r in enumerate(self.plan.results):
             x = results[r.tensor]
             assert isinstance(x, SparseTensor)
-            arrays = list_storage_arrays(x)
-            places[r.tensor] = [*range(count + len(made), count + len(made) + len(arrays))]
+            assert r.levels is not None
+            exact = list_storage_arrays(x)
+            arrays = self._level_arrays(number, r, r.levels, x.values.dtype) if r.levels.bound else exact
+            lengths = [None if len(y) == len(z) else len(z) for y, z in zip(arrays, exact, strict=True)]
+            places[r.tensor] = [ArraySlice(count + len(made) + k, n) for k, n in enumerate(lengths)]
             made += arrays
         known = [self._describe_result(results[name], name, places) for name in returns]
-        return FastCall(self.kernel.executables, constants, operands, made, known)
+        sizes, totals = torch.from_numpy(self.size_array), torch.from_numpy(self.totals)
+        counts = [c for r in self.plan.results for c in _list_counts(r, results[r.tensor])]
+        return FastCall(self.kernel.executables, sizes, totals, operands, made, known, counts)
 
-    def _describe_result(self, x: Tensor | SparseTensor, name: str, places: Mapping[str, Sequence[int]]) -> KnownResult:
-        """How to make a result of the arrays at these places."""
+    def _describe_result(
+        self, x: Tensor | SparseTensor, name: str, places: Mapping[str, Sequence[ArraySlice]]
+    ) -> KnownResult:
+        """How to build a result from the arrays at these places."""
         *_, values = places[name]
         if not isinstance(x, SparseTensor):
             return KnownResult(None, (), (), values)
@@ -349,9 +355,11 @@ class SparseRun(ProgramRun):
             compressed = level.kind is LevelKind.COMPRESSED
             pos = arrays.pop(0)[: parents + 1] if compressed else None
             parents = int(self.totals[r.first + n]) if compressed else parents
-            levels.append((pos, _trim(arrays.pop(0), parents)))
+            levels.append((pos, trim_array(arrays.pop(0), parents)))
         tail = x.format.tail(shape)
-        return SparseTensor(x.format, shape, levels, _trim(arrays[0], parents * prod(tail)).reshape(parents, *tail))
+        return SparseTensor(
+            x.format, shape, levels, trim_array(arrays[0], parents * prod(tail)).reshape(parents, *tail)
+        )
 
 
 def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -362,12 +370,13 @@ def _index_dtype(x: AssembledLevels) -> torch.dtype:
     return torch.int64 if x.index == INT64 else torch.int32
 
 
-SPARE = 2
-"""An array may have this many times the elements of a result before it is copied to its exact size."""
-
-
-def _trim(x: Tensor, count: int) -> Tensor:
-    return x[:count] if len(x) <= SPARE * count else x[:count].clone()
+def _list_counts(r: PlannedResult, x: Tensor | SparseTensor) -> Iterator[KnownCount]:
+    """The counts of a result as long as `x`: those of a counted result are known before the phase that stores it."""
+    assert isinstance(x, SparseTensor)
+    assert r.levels is not None
+    for n, (level, arrays) in enumerate(zip(r.levels.format.levels, x.levels, strict=True)):
+        if arrays is not None and level.kind is LevelKind.COMPRESSED:
+            yield KnownCount(r.first + n, len(arrays[1]), r.phase if r.levels.bound else r.phase - 1)
 
 
 def _new_array(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
