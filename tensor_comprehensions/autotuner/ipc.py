@@ -53,7 +53,7 @@ def receive_frame(connection: socket.socket, seconds: float | None = None) -> tu
 
 
 class WaitBudget:
-    """The time left of `seconds` of waiting; each check subtracts at most two ticks, since the process may be stopped."""
+    """The time left of `seconds` of waiting; a check subtracts at most two ticks, as this process may be stopped."""
 
     def __init__(self, seconds: float | None) -> None:
         self.left = seconds
