@@ -179,7 +179,7 @@ class Tuner:
         return self._decide_winner(default)
 
     def _prepare(self) -> None:
-        """Request a race of no candidates: a worker prepares inputs and expected results during the first compilation."""
+        """Prepare inputs and expected results during the first compilation, by requesting a race of no candidates."""
         made = self._evaluator.submit(self._request(pb.RACE))
         start = self.elapsed()  # excludes the start of workers, which the race does not repeat
 
