@@ -1,4 +1,4 @@
-"""Graphs whose sizes are symbols: new sizes run a graph for all sizes, and sizes that recur get kernels of their own."""
+"""Graphs whose sizes are symbols: new sizes run a graph for all sizes, sizes that recur get kernels of their own."""
 
 from __future__ import annotations
 
