@@ -99,7 +99,7 @@ class DefBuilder:
     def add_sum(
         self, like: Value, names: Sequence[str], term: str, ranges: Sequence[str], operator: str = "+=!"
     ) -> Value:
-        """Reduce `term` over the indices in `ranges` that are not in `names`; the result has loops and type of `like`."""
+        """Reduce `term` over the indices in `ranges` that are not in `names`; loops and type are those of `like`."""
         return self._add_statement(like, names, operator, term, ranges)
 
     def add_scattered(self, x: Value, term: Value, subscripts: Callable[[Texts], Texts]) -> Value:
