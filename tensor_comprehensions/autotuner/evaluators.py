@@ -235,7 +235,7 @@ _sites: dict[tuple[int, int], tuple[ForkServer, WorkerPool]] = {}
 
 
 def _get_worker_pool(threads: int) -> WorkerPool:
-    """The pool of one worker with `threads` threads in this process; a new one replaces that of another count."""
+    """The pool of one worker with `threads` threads in this process; a new one replaces any other."""
     key = (os.getpid(), threads)
     if key not in _sites:
         close_site()

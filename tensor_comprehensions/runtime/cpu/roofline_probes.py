@@ -163,7 +163,7 @@ def peak_multiply_add_call(dtype: torch.dtype) -> tuple[Callable[[], None], floa
 
 
 def peak_copy_calls(moved: int) -> dict[str, tuple[Callable[[], None], float]]:
-    """Copies by the C library and by vectors, each reading and writing about `moved` bytes; with the bytes of a call."""
+    """Copies of about `moved` bytes, read and written in all, by the C library and by vectors; the bytes of a call."""
     width = host().vector_bits // 8
     unit = UNROLLED * width
     size = max(1, moved // 2 // unit) * unit

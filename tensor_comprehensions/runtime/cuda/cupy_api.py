@@ -97,7 +97,7 @@ def cuda_api() -> CudaApi:
 def check_driver(driver: int, cuda: int) -> None:
     """Check that the driver supports CuPy's release of CUDA. Raises ArgumentError.
 
-    driver: the newest release of CUDA that the driver supports; 0: there is no driver. cuda: that of CuPy. 13020 is 13.2.
+    driver: the newest release of CUDA that the driver supports, 0 without a driver. cuda: that of CuPy. 13020 is 13.2.
     """
     if not driver:
         raise ArgumentError(
