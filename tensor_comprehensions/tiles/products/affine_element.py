@@ -1,4 +1,4 @@
-"""An element of a tensor whose subscripts are affine, and the tile of such elements as a view of memory."""
+"""A tensor element with affine subscripts, and tiles of such elements as views of memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..tensors import DataTensor
 
 @dataclass(frozen=True, slots=True)
 class AffineElement:
-    """`buffer[sum of coefficient * index + constant, ...]`, indices counted from 0 on.
+    """`buffer[sum of coefficient * index + constant, ...]`, where indices are counted from their lower bounds.
 
     Attributes:
-        coefficients, constants: for each dimension of the buffer.
+        coefficients, constants: for each dimension of the buffer; coefficients by the name of the index.
     """
 
     buffer: Buffer
@@ -30,11 +30,11 @@ class AffineElement:
     constants: tuple[int, ...]
 
     def stride(self, name: str) -> int:
-        """Elements that the address moves with an index."""
+        """The stride of the address along an index, in elements."""
         return sum(c.get(name, 0) * s for c, s in zip(self.coefficients, self.buffer.strides, strict=True))
 
     def view(self, indices: Sequence[BoundIndex], outside: Mapping[str, Expr]) -> MemoryView:
-        """The elements along `indices`, a dimension for each; `outside` are the values of all other indices."""
+        """The elements along `indices`, a dimension for each; `outside` has the values of all other indices."""
         first = [
             _add_terms([build.const(constant), *(build.mul(outside[n], c) for n, c in part.items() if n in outside)])
             for part, constant in zip(self.coefficients, self.constants, strict=True)
@@ -55,7 +55,7 @@ class AffineElement:
 def affine_element(
     access: tc.Access, indices: Sequence[BoundIndex], buffers: Mapping[str, Buffer]
 ) -> AffineElement | None:
-    """The element that is read, where all subscripts grow with the indices or not at all."""
+    """The element that `access` reads; None if a subscript is not affine or has a negative coefficient."""
     values = {i.name: build.add(build.var(i.name), i.lower) for i in indices}
     buffer, where = lower_access(access.tensor, access.subscripts, LoweringScope(values, buffers))
     coefficients, constants = [], []

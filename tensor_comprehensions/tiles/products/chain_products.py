@@ -1,11 +1,12 @@
-"""Chains of two products as one region: the left factor of the second is computed from the sums of the first.
+"""Recognize chains of two products: the left factor of the second is computed from the sums of the first.
 
-Between them may be pointwise statements, as between two layers, or a softmax: `T max=! S; W = exp((S - T) * c);
-L +=! W; O +=! half(W) * V; O = O / L`, as in attention. The maximum is then a running one, and sums are scaled when it
-grows: "Online normalizer calculation for softmax" (Milakov and Gimelshein, 2018). Weights that the def divides by their
-sum, before it rounds them, are divided at the end: each is rounded once in either order.
+Between them may be pointwise statements, as between two layers, or a softmax, as in attention: `T max=! S;
+W = exp((S - T) * c); L +=! W; O +=! half(W) * V; O = O / L`. The softmax becomes an online one, which rescales the sums
+when the running maximum grows: "Online normalizer calculation for softmax" (Milakov and Gimelshein, 2018). If the def
+divides the weights by their sum before rounding them, the sums are divided at the end: each is rounded once in either
+order.
 
-Where masks restrict all statements from the scores on to the same domain, so is the chain.
+If masks restrict all statements from the scores on to the same domain, they restrict the chain, too.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ from .product_region import LARGEST, TOTAL, ChainedFactor, FactorPair, ProductFa
 FindRegion = Callable[[BoundFunction, int], ProductRegion | None]
 Names = Mapping[str, str]
 MOST_BETWEEN = 5
-"""Statements of a softmax between two products: maximum, its rounding, weights, their sum, their division by it."""
+"""The maximum number of statements between two products: maximum, its rounding, weights, their sum, the division."""
 
 
 def extend_by_chain(
     function: BoundFunction, restricted: BoundFunction, inner: ProductRegion, at: int, region_at: FindRegion
 ) -> ProductRegion:
-    """The region at a statement, together with the product whose left factor depends on it alone; or as it is.
+    """`inner`, extended by the product whose left factor depends only on it; or `inner` itself if there is none.
 
     Args:
-        restricted: the function with the domains that its masks leave, from which a chain is taken if it has one.
-        region_at: finds the region that begins at a statement.
+        restricted: `function` with masks as domains; a chain found in it is preferred.
+        at: the position of the first statement of `inner`.
+        region_at: returns the region that begins at a statement, or None.
     """
     found = None if restricted is function else _find_chain(restricted, inner, at, region_at)
     found = found or _find_chain(function, inner, at, region_at)
@@ -45,7 +47,7 @@ def extend_by_chain(
 
 
 def _find_chain(function: BoundFunction, inner: ProductRegion, at: int, region_at: FindRegion) -> ProductRegion | None:
-    """The chain that begins with a region."""
+    """The chain that begins with `inner`, or None."""
     first = at + len(inner.statements)
     if len(inner.pairs) > 1 or inner.others or inner.total != FLOAT32 or inner.pairs[0].left.rounding:
         return None
@@ -62,7 +64,7 @@ def _find_chain(function: BoundFunction, inner: ProductRegion, at: int, region_a
 
 
 def _used_elsewhere(function: BoundFunction, region: ProductRegion, at: int) -> bool:
-    """Whether a tensor that only the chain would hold is read, or defined, by other statements."""
+    """Whether other statements, or the caller, use a tensor that the chain would keep in registers."""
     end = at + len(region.statements)
     others = tensors_of_statements((*function.statements[:at], *function.statements[end:]))
     held = {s.target for s in region.statements} - {region.contraction.output.tensor}
@@ -79,7 +81,7 @@ class _Chain:
         self.function, self.inner, self.between, self.outer = function, inner, between, outer
 
     def join(self) -> ProductRegion | None:
-        """Both as one region, in the names of the second; None if they do not fit."""
+        """The chain as one region, with the index names of the second product; None if they do not match."""
         outer, held = self.outer, self.inner.contraction.output.tensor
         if len(outer.pairs) > 1 or outer.others or outer.pairs[0].left.rounding:
             return None
@@ -102,7 +104,7 @@ class _Chain:
         return self._join(inner, softmax, _name_reads(factor, element, ACCUMULATOR))
 
     def _join(self, inner: ProductRegion, softmax: Softmax | None, factor: tc.Expr) -> ProductRegion | None:
-        """The region of both, whose left factor is a value of the scores or weights; None if it needs more of them."""
+        """The chain with the left factor `factor`; None if it reads intermediate results other than one element."""
         outer = self.outer
         pair, c = outer.pairs[0], outer.contraction
         total, epilogue, value = None, c.epilogue, factor
@@ -125,7 +127,7 @@ class _Chain:
         return replace(outer, contraction=contraction, chain=ChainedFactor(inner, softmax), pairs=pairs)
 
     def _inline_division(self, factor: tc.Expr) -> tc.Expr | None:
-        """The left factor in terms of the weights, where the last statement divides them by their sum; or None."""
+        """`factor` with the last statement inlined, if that divides the weights by their sum; else None."""
         if len(self.between) < 2 or not _is_sum(self.between[:-1]):
             return None
         s = self.between[-1]
@@ -136,7 +138,7 @@ class _Chain:
         return replace_element_reads(factor, read, _rename_expr_indices(s.value, names))
 
     def _renamed_inner(self, scores: tc.Access) -> ProductRegion | None:
-        """The first product in the names of the second, which reads an element of it."""
+        """The first product with the index names of the second, which reads its element `scores`; or None."""
         inner, outer = self.inner, self.outer
         (pair,), output = inner.pairs, inner.contraction.output
         names = _match_names(output, scores)
@@ -162,7 +164,7 @@ class _Chain:
     # --- softmax -------------------------------------------------------------------------------------------------
 
     def _softmax(self, statements: Sequence[BoundStatement], element: tc.Access) -> tuple[Softmax, tc.Access] | None:
-        """The softmax between the products, and the element of the scores that an element of the weights needs."""
+        """The softmax between the products, and the score from which the weight `element` is computed; or None."""
         between, held = list(statements), self.inner.contraction.output.tensor
         total = between.pop() if _is_sum(between) else None
         if len(between) < 2 or not all(map(_is_pointwise_or_row, self.between)):
@@ -188,7 +190,7 @@ class _Chain:
         return Softmax(top, weighted, *known, total=summed), scores
 
     def _maximum(self, s: BoundStatement, scores: tc.Access, largest: tc.Access) -> tc.Expr | None:
-        """The operand of the maximum over the scores; None if it is no maximum of rows."""
+        """The operand of the maximum over the scores; None if the statement is not a maximum along rows."""
         read = _only_read(scores.tensor, s.value)
         names = None if read is None else _match_names(read, scores)
         if read is None or names is None or s.reduction != "max" or not s.initialize or not self._fits(s, names):
@@ -198,7 +200,7 @@ class _Chain:
         return _name_reads(_rename_expr_indices(s.value, names), scores, ACCUMULATOR)
 
     def _total(self, s: BoundStatement, element: tc.Access) -> tc.Access | None:
-        """The element that holds the sum of a row of weights."""
+        """The element that holds the sum of a row of weights; None if the statement is not such a sum."""
         read = s.value
         names = _match_names(read, element) if isinstance(read, tc.Access) and read.tensor == element.tensor else None
         if names is None or not s.initialize or not self._fits(s, names):
@@ -206,7 +208,7 @@ class _Chain:
         return tc.Access(s.target, tuple(_rename_expr_indices(e, names) for e in s.subscripts), s.value.dtype)
 
     def _fits(self, s: BoundStatement, names: Names) -> bool:
-        """Whether a statement is for all rows and terms of the second product, each row by itself."""
+        """Whether a statement covers all rows and terms of the second product, and reduces along rows if at all."""
         region = self.outer
         known = {*region.rows, *region.batch, *region.pairs[0].terms}
         mine = {replace(i, name=names.get(i.name, "")) for i in s.indices}
@@ -217,7 +219,7 @@ class _Chain:
 
 
 def _without_division(factor: tc.Expr, total: tc.Access) -> tc.Expr | None:
-    """The rounded weight, where the factor is the rounded quotient of the weight and the sum of its row."""
+    """The rounded weight if `factor` is the rounded quotient of the weight and its row's sum; else None."""
     quotient = tc.Binary("/", tc.Index(ACCUMULATOR, FLOAT32), total, FLOAT32)
     if not isinstance(factor, tc.Cast) or factor.operand != quotient:
         return None
@@ -225,7 +227,7 @@ def _without_division(factor: tc.Expr, total: tc.Access) -> tc.Expr | None:
 
 
 def _divide_sum(epilogue: tc.Expr | None) -> tc.Expr:
-    """The epilogue of a sum that is divided by the sum of weights first."""
+    """The epilogue with the sum divided by the sum of weights first."""
     quotient = tc.Binary("/", tc.Index(ACCUMULATOR, FLOAT32), tc.Index(TOTAL, FLOAT32), FLOAT32)
     if epilogue is None:
         return quotient
@@ -246,7 +248,7 @@ def _is_pointwise_or_row(s: BoundStatement) -> bool:
 
 
 def _is_exact_copy(s: BoundStatement, maximum: BoundStatement, scores: tc.Access) -> bool:
-    """Whether the statement after a maximum stores it in the type of the scores, which holds it exactly."""
+    """Whether a statement only converts the maximum back to the type of the scores, which is exact."""
     if s.reduction is not None or not isinstance(s.value, tc.Cast) or s.value.dtype != scores.dtype:
         return False
     source = s.value.operand
@@ -254,7 +256,7 @@ def _is_exact_copy(s: BoundStatement, maximum: BoundStatement, scores: tc.Access
 
 
 def _match_exponential(weight: tc.Expr) -> tuple[str, float] | None:
-    """The function and the scale of `exp((score - largest) * scale)`, perhaps 0 where a mask is false."""
+    """The (function, scale) of a weight `exp((score - largest) * scale)`, perhaps masked to 0; None for others."""
     match weight:
         case tc.Select(_, then, tc.Const(value)) if value == 0:
             return _match_exponential(then)
@@ -271,7 +273,7 @@ def _match_exponential(weight: tc.Expr) -> tuple[str, float] | None:
 
 
 def _is_difference(e: tc.Expr) -> bool:
-    """`score - largest`."""
+    """Whether `e` is `score - largest`."""
     return e == tc.Binary("-", tc.Index(ACCUMULATOR, FLOAT32), tc.Index(LARGEST, FLOAT32), FLOAT32)
 
 
@@ -287,7 +289,7 @@ def _read_nothing(*_: Any) -> Any:
 
 
 def _masks_agree(largest: tc.Expr, weight: tc.Expr) -> bool:
-    """Whether the maximum is of all scores, or of those whose weights are not 0: by the same mask."""
+    """Whether the maximum is over all scores, or masked with -inf exactly where the weights are masked to 0."""
     scores = tc.Index(ACCUMULATOR, FLOAT32)
     match largest:
         case tc.Select(condition, then, tc.Const(value)) if then == scores:
@@ -299,19 +301,19 @@ def _masks_agree(largest: tc.Expr, weight: tc.Expr) -> bool:
 
 
 def _only_read(tensor: str, e: tc.Expr) -> tc.Access | None:
-    """The element of a tensor that an expression reads, if it is one."""
+    """The only element of `tensor` that an expression reads; None if it reads none, or several."""
     found = {x for x in walk_expr(e) if isinstance(x, tc.Access) and x.tensor == tensor}
     return found.pop() if len(found) == 1 else None
 
 
 def _is_plain(element: tc.Access) -> bool:
-    """Whether the subscripts are different indices."""
+    """Whether the subscripts are distinct indices."""
     names = [e.name for e in element.subscripts if isinstance(e, tc.Index)]
     return len(names) == len(element.subscripts) == len(set(names))
 
 
 def _match_names(mine: tc.Access, other: tc.Access) -> dict[str, str] | None:
-    """The indices of an element as those of another; None if their subscripts are no indices."""
+    """The index names of `mine` mapped to those of `other`; None if a subscript is not a bare, distinct index."""
     if not _is_plain(mine) or not _is_plain(other):
         return None
     pairs = zip(mine.subscripts, other.subscripts, strict=True)
@@ -319,7 +321,7 @@ def _match_names(mine: tc.Access, other: tc.Access) -> dict[str, str] | None:
 
 
 def _name_reads(e: tc.Expr, element: tc.Access, name: str) -> tc.Expr:
-    """`e` with a number in float32, which holds the element's value, for every read of the element."""
+    """`e` with every read of `element` replaced by the float32 variable `name`, which holds its value."""
     number = tc.Index(name, FLOAT32)
     if e == element:
         return number if element.dtype == FLOAT32 else tc.Cast(number, element.dtype)

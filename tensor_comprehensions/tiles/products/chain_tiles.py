@@ -1,6 +1,6 @@
-"""Tiles of a chain of two products, and their cost: a block has rows and columns of the result, and all first terms.
+"""The tiles of a chain of two products, and their cost: a block covers all terms of the first product.
 
-Blocks that share rows compute the first product for each of them again, so they have all columns if these fit.
+Blocks with the same rows each recompute the first product, so tiles have all columns of the result if these fit.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from .product_region import ProductRegion
 from .product_tiles import MMA, WGMMA, ProductOrder, ProductTiles, choose_boxes
 
 WARPS = (2, 4, 8)
-"""Of a block, each with 16 rows."""
+"""The numbers of warps of a block, each with 16 rows."""
 GROUPS = (1, 2)
-"""Warpgroups of a block that multiply, each with 64 rows."""
+"""The numbers of multiplying warpgroups of a block, each with 64 rows."""
 COLUMNS = (64, 128, 192, 256)
-"""Of a block, if there are more."""
+"""The columns of a tile that are tried beside all columns."""
 TERMS = (32, 64, 128)
-"""Of the second product, in a step."""
+"""The terms of the second product in a step."""
 STAGES = (4, 3, 2)
 MOST_VALUES = 176
-"""Of a thread, in registers: sums of both products, and the left factor of the second."""
+"""The maximum registers of a thread for the sums of both products and the left factor of the second."""
 TENSOR_UNITS = 4
-"""Parts of a multiprocessor with tensor cores, each for warps of its own."""
+"""The subpartitions of an SM, each with a tensor core for its own warps."""
 BASE_REGISTERS = 56
-"""Of a thread beside these values: addresses, counters, conditions. From reports of NVRTC on library kernels."""
+"""Other registers of a thread: addresses, counters, conditions. From reports of NVRTC on library kernels."""
 SCORE_INSTRUCTIONS = {True: 12, False: 4}
-"""Of a score: with a softmax, and without one."""
+"""Instructions per score, with a softmax (True) or without one."""
 GROUP = 8
 
 
 def chain_candidates(
     region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget, faults: dict[str, None]
 ) -> Iterator[ProductTiles]:
-    """Tiles that options allow and that fit; `faults` get why others do not."""
+    """The tiles that `options` allow and that fit; the reasons against others are added to `faults`."""
     instructions = [options.instruction] if options.instruction else [MMA, *([WGMMA] if target.group_ops else [])]
     for instruction in instructions:
         grouped = instruction == WGMMA
@@ -63,13 +63,13 @@ def chain_candidates(
 
 
 def _allows(asked: tuple[int, ...], tile: tuple[int, int, int], region: ProductRegion) -> bool:
-    """Whether options ask for a tile; one with more columns than there are asks for all."""
+    """Whether the requested tile `asked` matches `tile`; a request for more columns than exist means all of them."""
     columns = prod(i.extent for i in region.columns)
     return asked[0] == tile[0] and asked[2] == tile[2] and (asked[1] == tile[1] or asked[1] > tile[1] >= columns)
 
 
 def _column_counts(region: ProductRegion, order: ProductOrder, *, grouped: bool) -> list[int]:
-    """Columns of a tile: all of them, or, along one index, so many that registers and copies take them."""
+    """The columns of a tile to try: all of them, or `COLUMNS` if the columns have a single index."""
     every = _padded_columns(region, order, grouped=grouped)
     return [every, *(n for n in COLUMNS if n < every and len(order.columns) == 1)]
 
@@ -78,7 +78,7 @@ def _choose_stages(
     region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget, tile: tuple[int, int, int],
     instruction: str, faults: dict[str, None],
 ) -> Iterator[ProductTiles]:  # fmt: skip
-    """Tiles of one size with as many stages as there is room for."""
+    """The tiles of one size with as many stages as fit; the reason why none fits is added to `faults`."""
     assert order.inner is not None
     (inner,) = order.inner.pairs[0].terms
     grouped = instruction == WGMMA
@@ -104,12 +104,12 @@ def _choose_stages(
 
 
 def _held_values(tile: tuple[int, int, int]) -> int:
-    """In the registers of a thread: 16 rows of a warp have 2 lanes for each."""
+    """The registers of a thread for its values: 2 lanes share each of the 16 rows of a warp."""
     return (tile[1] + tile[2] + tile[2] // 2) // 2
 
 
 def chain_room(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
-    """Resident blocks of a multiprocessor; 0 if not even one fits."""
+    """The number of resident blocks of an SM; 0 if not even one fits."""
     assert order.inner is not None
     shared = chain_bytes(region, tiles, tiles.boxes[order.inner.pairs[0].terms[0].name])
     if shared > target.max_shared_optin or tiles.instruction == WGMMA:
@@ -119,7 +119,7 @@ def chain_room(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, 
 
 
 def _group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, depth: int) -> str | None:
-    """Why warpgroups cannot compute both products of a chain."""
+    """Why warpgroups cannot compute both products of a chain; None if they can."""
     assert order.inner is not None
     inner = replace(tiles, tile=(tiles.tile[0], tiles.tile[2], depth))
     dtype = region.pairs[0].right.dtype
@@ -129,7 +129,7 @@ def _group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles
 
 
 def _padded_columns(region: ProductRegion, order: ProductOrder, *, grouped: bool) -> int:
-    """All columns of the second product, as instructions and copies take them."""
+    """All columns of the second product, padded as instructions and copies need it."""
     columns = prod(i.extent for i in order.columns)
     if len(order.columns) > 1:
         columns = prod(1 << max(0, i.extent - 1).bit_length() for i in order.columns)
@@ -139,20 +139,20 @@ def _padded_columns(region: ProductRegion, order: ProductOrder, *, grouped: bool
 
 
 def _padded_terms(terms: int, dtype: DType, order: ProductOrder) -> int:
-    """All terms of the first product, in rows that have panels, and no bank conflicts."""
+    """All terms of the first product, padded to rows that form panels, without bank conflicts."""
     across = all(x.transposed for x in (order.pairs[0].left, order.pairs[0].right))
     return -(-terms // 16) * 16 if across else _padded_row(terms, dtype)
 
 
 def _padded_row(count: int, dtype: DType) -> int:
-    """Elements of the shortest row of this many that has panels."""
+    """`count` elements padded to the shortest row that forms panels."""
     whole = PANEL_BYTES[0] // dtype.size
     fitting = [n // dtype.size for n in PANEL_BYTES if n // dtype.size >= count]
     return min(fitting, default=-(-count // whole) * whole)
 
 
 def chain_bytes(region: ProductRegion, tiles: ProductTiles, depth: int) -> int:
-    """Of all tiles of a block. depth: terms of the first product."""
+    """The bytes of shared memory of a block. depth: terms of the first product."""
     rows, columns, terms = tiles.tile
     size = region.pairs[0].right.dtype.size
     kept = BARRIER_BYTES + (64 * 16 * tiles.warpgroups * 2 if tiles.stores_boxes else 0)
@@ -160,14 +160,14 @@ def chain_bytes(region: ProductRegion, tiles: ProductTiles, depth: int) -> int:
 
 
 def takes_turns(tiles: ProductTiles) -> bool:
-    """Whether two warpgroups multiply by turns."""
+    """Whether two warpgroups alternate on the tensor cores."""
     return tiles.instruction == WGMMA and tiles.warpgroups == 2
 
 
 def chain_resources(
     region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, together: int
 ) -> dict[str, float]:
-    """Cycles of a processor for one step of one block, by the resource that limits it. together: resident blocks."""
+    """The cycles of an SM for one step of a block, by resource. together: the number of resident blocks."""
     assert order.inner is not None
     assert region.chain is not None
     rows, columns, terms = tiles.tile
@@ -190,9 +190,10 @@ def chain_resources(
 
 
 def _by_turns(tiles: ProductTiles, depth: int, multiplied: float, issued: float) -> dict[str, float]:
-    """Cycles of tensor cores, and of the longest way through a step, by the order of products that lowering writes.
+    """The cycles of the tensor cores, and of the critical path through a step.
 
-    Warpgroups that take turns multiply scores a, scores b, sums a, sums b, and each computes between its two products.
+    Two warpgroups a and b that take turns multiply scores a, scores b, sums a, sums b; each computes its weights
+    between its two products.
     """
     if not takes_turns(tiles):
         return {"tensor cores and scores in turn": multiplied + issued}

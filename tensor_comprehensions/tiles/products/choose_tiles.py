@@ -1,4 +1,4 @@
-"""The tiles of a product: every size that fits is priced, and the cheapest taken."""
+"""Choose the tiles of a product: estimate the cost of every candidate that fits, and take the cheapest."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from .product_tiles import MMA, WGMMA, ProductOrder, ProductTiles, choose_boxes
 ROWS = (16, 32, 64, 128, 256)
 COLUMNS = (16, 32, 64, 128, 256)
 TERMS = (32, 64)
-"""Of tiles that are tried, in bytes of 16 bits: of 8 bits there are twice as many terms."""
+"""The sizes of tiles that are tried. Terms are those of 16-bit factors; factors of one byte have twice as many."""
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 STAGES = (2, 3, 4)
 GROUPS = (1, 2, 3)
-"""Warpgroups that multiply."""
+"""The numbers of multiplying warpgroups that are tried."""
 GROUP_COLUMNS = (16, 32, 64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 GROUP_TERMS = (64, 128)
 MOST_STAGES = (6, 5, 4, 3, 2)
 STAGGERED, TOGETHER = "staggered", "together"
 CLUSTERS = (1, 2)
-"""Blocks of the clusters that are tried."""
+"""The numbers of blocks in a cluster that are tried."""
 GROUP = 8
-"""Rows of tiles per group: with as many columns, their factors take little of L2."""
+"""The tile rows that consecutive blocks cover together: the factors of 8 x 8 tiles take only a small part of L2."""
 
 
 def choose_tiles(
     region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget
 ) -> tuple[ProductTiles, ProductPrice]:
-    """The cheapest tiles of those that `options` allow.
+    """The tiles that `options` allow with the least predicted time, and their price.
 
     Raises:
-        CannotLower: none fits.
+        CannotLower: no tiles fit.
     """
     best: tuple[ProductTiles, ProductPrice] | None = None
     faults: dict[str, None] = {}
@@ -103,7 +103,10 @@ def _list_candidate_tiles(region: ProductRegion, order: ProductOrder, options: T
 def _group_candidates(
     region: ProductRegion, order: ProductOrder, options: TileOptions, target: GpuTarget, faults: dict[str, None]
 ) -> Iterator[ProductTiles]:
-    """Those of warpgroups, where TMA brings the factors: as many stages as there is room for; `faults` get why not."""
+    """Candidates that run wgmma on factors loaded by TMA, each with as many stages as fit.
+
+    Reasons for rejecting others are added to `faults`.
+    """
     if not target.group_ops or options.instruction == MMA:
         return
     for groups in GROUPS:
@@ -132,7 +135,7 @@ def _group_candidates(
 def _list_clusters(
     region: ProductRegion, order: ProductOrder, tiles: ProductTiles, options: TileOptions, faults: dict[str, None]
 ) -> list[int]:
-    """The sizes of clusters; `faults` get why there is none."""
+    """The possible sizes of clusters; the reason against a requested size is added to `faults`."""
     found = []
     for n in (options.cluster,) if options.cluster else CLUSTERS:
         fault = cluster_fault(region, order, replace(tiles, cluster=n)) if n > 1 else None
@@ -146,7 +149,7 @@ def _list_clusters(
 def _list_leads(
     region: ProductRegion, tiles: ProductTiles, options: TileOptions, faults: dict[str, None]
 ) -> tuple[int, ...]:
-    """The steps that one warpgroup may lead by; `faults` get why there are none."""
+    """The numbers of steps by which a warpgroup may lead; why a requested lead is impossible is added to `faults`."""
     most = most_lead(region, tiles)
     if options.warpgroups == STAGGERED:
         if not most:
@@ -169,7 +172,7 @@ def _group_sizes(order: ProductOrder, options: TileOptions, groups: int, size: i
 
 
 def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:
-    """Check that boxes of indices can make up a tile that was asked for. Raises CannotLower."""
+    """Raise CannotLower if a requested tile cannot be made of boxes of indices."""
     depth = 32 // region.factor_bytes
     if tile[2] % depth:
         raise CannotLower(f"a tile of {tile[2]} terms of {region.pairs[0].left.dtype.name} is no multiple of {depth}")
@@ -180,5 +183,5 @@ def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:
 
 
 def _padded_extent(indices: tuple[BoundIndex, ...]) -> int:
-    """The product of extents, each a power of two."""
+    """The product of the extents, each rounded up to a power of two."""
     return prod(1 << max(0, i.extent - 1).bit_length() for i in indices)

@@ -1,8 +1,8 @@
-"""A factor of a product in dimensions of its own, so that its tiles are boxes, which TMA copies.
+"""View a factor of a product with other dimensions, so that its tiles are boxes, which TMA can copy.
 
-A tensor map takes up to five dimensions whose strides are multiples of 16 bytes. So each index of a product gets a
-dimension, for any subscripts: a box is zero exactly where an index leaves its range. If these are too many, indices of
-one value in a tile share the dimension of another, in whose steps they are whole numbers.
+A tensor map has up to five dimensions, with strides that are multiples of 16 bytes. Whatever the subscripts are, each
+index of a product gets its own dimension, so that a box has zeros exactly where an index is out of range. If there are
+too many, an index with a single value in each tile shares the dimension of another one whose stride divides its own.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .affine_element import AffineElement
 
 MOST_DIMENSIONS = 5
 UNIT_BYTES = 16
-"""Unit of all strides except that of neighbors."""
+"""The strides of all dimensions but the first are multiples of this."""
 
 
 @dataclass(slots=True)
 class _Dimension:
-    """One of a tensor map.
+    """A dimension of a tensor map.
 
     Attributes:
-        whole: tiles end where the index of the dimension does. single: no tile goes along it.
-        names: its indices, and the steps of each.
+        whole: whether tiles never extend beyond it. single: whether tiles have size 1 along it.
+        names: the coefficient of each of its indices.
     """
 
     stride: int
@@ -36,7 +36,7 @@ class _Dimension:
     single: bool = False
 
     def absorb(self, other: _Dimension) -> None:
-        """Take the indices of a dimension whose stride is a multiple of this one's."""
+        """Add the indices of `other`, whose stride is a multiple of this one's."""
         steps = other.stride // self.stride
         self.extent += (other.extent - 1) * steps
         self.constant += other.constant * steps
@@ -47,12 +47,12 @@ def box_element(
     element: AffineElement, down: Sequence[BoundIndex], across: Sequence[BoundIndex], fixed: Sequence[BoundIndex],
     boxes: Mapping[str, int],
 ) -> AffineElement | str:  # fmt: skip
-    """The element in a view of its buffer in which a tile of it is a box, or why there is none.
+    """The element as one of a view of its buffer, in which tiles are boxes; or the reason why there is no such view.
 
     Args:
-        down, across: the indices along the rows, and along the columns, of a tile, the fastest first.
-        fixed: other indices, of one value in a tile.
-        boxes: how far a tile goes along each index.
+        down, across: the indices of the rows, and of the columns, of a tile, the fastest first.
+        fixed: other indices, which have a single value in each tile.
+        boxes: the size of a tile along each index.
     """
     b = element.buffer
     unit = UNIT_BYTES // b.type.dtype.size
@@ -91,7 +91,7 @@ def box_element(
 
 
 def _add_index(found: list[_Dimension], i: BoundIndex, stride: int, *, whole: bool) -> None:
-    """An index of one value beside another index of the same stride, whose tiles end with it; or one by itself."""
+    """Add an index: to a dimension with the same stride if both are `whole`, or else as a new dimension."""
     same = next((d for d in found if d.stride == stride and d.whole and whole), None)
     if same is None:
         found.append(_Dimension(stride, i.extent, whole, {i.name: 1}, single=whole))
@@ -100,7 +100,7 @@ def _add_index(found: list[_Dimension], i: BoundIndex, stride: int, *, whole: bo
 
 
 def _join_dimensions(found: list[_Dimension]) -> bool:
-    """Let a dimension along which no tile goes share another one; False if none can."""
+    """Merge a `single` dimension into another one, and return whether that was possible."""
     for d in found:
         host = next((e for e in found if e is not d and e.whole and d.stride % e.stride == 0), None)
         if d.single and host is not None:

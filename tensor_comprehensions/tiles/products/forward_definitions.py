@@ -1,7 +1,7 @@
-"""Values of definitions in place of copies that only start a wider sum: `C = b; wide = C; wide += ...; C = wide`.
+"""Forward the value of a definition into a copy that only starts a wider sum: `C = b; wide = C; wide += ...; C = wide`.
 
-Between statements, a half-precision tensor has elements of its own type, so its sums are in a separate tensor. The
-first definition of such an element is dead once the sum has started.
+A half-precision tensor stores rounded elements between statements, so its sums are in a separate, wider tensor. Once
+the value is forwarded, the first definition is dead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...tc_lang.transforms.extract_statements import tensors_of_statements
 
 
 def forward_definitions(function: BoundFunction) -> BoundFunction:
-    """`function` without definitions that a single copy reads before the tensor is defined again."""
+    """`function` without definitions that only a copy in the next statement reads before the tensor is redefined."""
     types = {t.name: t.dtype for t in function.tensors}
     statements: list[BoundStatement] = []
     for n, s in enumerate(function.statements):
@@ -30,7 +30,7 @@ def forward_definitions(function: BoundFunction) -> BoundFunction:
 
 
 def _definition_subscripts(s: BoundStatement) -> tuple[str, ...] | None:
-    """The subscripts of a definition of all elements in a range, which are different indices."""
+    """The subscripts of a statement that defines all elements of a range, as distinct indices; None for others."""
     names = tuple(e.name for e in s.subscripts if isinstance(e, tc.Index))
     fine = len(names) == len(s.subscripts) == len(set(names)) == len(s.indices)
     return names if fine and s.reduction is None and not (s.checks or s.elements or s.reads_own_target) else None
@@ -56,7 +56,7 @@ def _is_copy_of(s: BoundStatement, before: BoundStatement) -> bool:
 
 
 def _is_defined_anew(function: BoundFunction, copy: int, before: BoundStatement) -> bool:
-    """Whether the next statement that touches the tensor of `before` defines the same elements, and reads none."""
+    """Whether the next statement after `copy` that accesses the tensor of `before` only redefines the same elements."""
     later: Sequence[BoundStatement] = function.statements[copy + 1 :]
     for s in later:
         touched = tensors_of_statements((s,))
@@ -68,7 +68,7 @@ def _is_defined_anew(function: BoundFunction, copy: int, before: BoundStatement)
 
 
 def _join_copy(before: BoundStatement, copy: BoundStatement, dtype: DType) -> BoundStatement:
-    """The copy with the value of the definition, rounded to the type of its tensor, in its own indices."""
+    """`copy` with the value of the definition `before`, rounded to `dtype`, in its place."""
     names = dict(zip(_definition_subscripts(before) or (), _definition_subscripts(copy) or (), strict=True))
 
     def rename(e: tc.Expr) -> tc.Expr:

@@ -1,4 +1,4 @@
-"""Products of warpgroups (sm_90): their tiles, their resources, and their cost."""
+"""Products of warpgroups (sm_90): whether tiles are possible, the resources they need, and their cost."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from .product_region import ProductRegion, Rounding
 from .product_tiles import PairOrder, ProductOrder, ProductTiles
 
 ARRIVAL_CYCLES = 800
-"""Memory latency in cycles, as in `polyhedral.gpu`."""
+"""The memory latency in cycles, as in `polyhedral.gpu`."""
 STEP_CYCLES = 60
-"""Of a step that a block waits: its barrier, and the first fragments. From the latencies of both in public papers."""
+"""The cycles that a block waits in a step: for its barrier and the first fragments. From published latencies."""
 ISSUE_PER_CYCLE = 4
-"""Instructions of warps that a processor starts in a cycle."""
+"""The warp instructions that an SM issues in a cycle."""
 GROUP_OVERLAP_LOSS = 0.02
-"""Part of the other resources' time that adds to the largest: little, as copies and products are asynchronous."""
+"""The fraction of the other resources' time added to the largest: small, as copies and products are asynchronous."""
 MOST_SUMS = {1: 160, 2: 160, 3: 80}
-"""Most sums of a thread without spills, by the number of multiplying warpgroups: from reports of NVRTC."""
+"""The maximum sums of a thread without spills, by the number of multiplying warpgroups: from reports of NVRTC."""
 MOST_SUMS_IN_TURN = {2: 176}
-"""The same if blocks compute several tiles, because addresses are computed again for each."""
+"""The same if blocks compute several tiles, since they recompute addresses for each instead of keeping them."""
 STEP_INSTRUCTIONS = 20
-"""Of a warp in a step beside products: waits, arrivals, addresses."""
+"""The instructions of a warp in a step, apart from products: waits, arrivals, addresses."""
 DEPTH_BYTES = 32
-"""Of a row of a factor that an instruction takes."""
+"""The bytes of a row of a factor that an instruction multiplies."""
 CLUSTER_CYCLES = 300
-"""Of the barriers of a cluster before the first step and after the last."""
+"""The cycles of the cluster barriers before the first step and after the last."""
 BARRIER_BYTES = 1024
-"""Of shared memory, more than all barriers of a block take."""
+"""An upper bound on the shared memory of all barriers of a block."""
 
 
 def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> str | None:
-    """Why warpgroups cannot compute a region by these tiles, whose factors TMA brings."""
+    """Why warpgroups cannot compute a region with these tiles and TMA loads; None if they can."""
     types = {f.dtype for p in region.pairs for f in p.factors}
     if not types <= {*SUMS, TFLOAT32}:
         return "its factors are not half, bfloat16, bytes or tf32"
@@ -58,12 +58,12 @@ def group_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
 
 
 def pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype: DType) -> str | None:
-    """Why TMA cannot bring the factors of a product of this type."""
+    """Why TMA cannot load the factors of a product, whose elements are `dtype`; None if it can."""
     for place, own, rows in (
         (pair.left, order.rows, tiles.tile[0]), *((p, order.columns, tiles.tile[1]) for p in pair.rights)
     ):  # fmt: skip
         if place.element is None and place is pair.left and dtype.size == 2 and len(order.pairs) == 1:
-            continue  # in registers
+            continue  # computed in registers
         if place.element is None:
             return "a factor is computed, and is not the left one of a single product of 16-bit factors"
         down, across = (pair.terms, own) if place.transposed else (own, pair.terms)
@@ -79,7 +79,7 @@ def pair_fault(pair: PairOrder, order: ProductOrder, tiles: ProductTiles, dtype:
 
 
 def cluster_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> str | None:
-    """Why blocks of a cluster cannot copy the right factors for each other."""
+    """Why blocks of a cluster cannot multicast the right factors; None if they can."""
     if region.chain is not None or region.domain:
         return "blocks of chains form no clusters"
     if region.sums * tiles.tile[0] * tiles.tile[1] // (WARPGROUP * tiles.warpgroups) > MOST_SUMS[tiles.warpgroups]:
@@ -96,26 +96,26 @@ def cluster_fault(region: ProductRegion, order: ProductOrder, tiles: ProductTile
 
 
 def stores_boxes(order: ProductOrder, boxes: Mapping[str, int]) -> bool:
-    """Whether tiles of the output are boxes."""
+    """Whether tiles of the output are boxes, so that TMA can store them."""
     if order.output is None or boxes[order.columns[0].name] % SLICES[-1]:
         return False
     return not isinstance(box_element(order.output, order.rows, order.columns, order.batch, boxes), str)
 
 
 def slice_bytes(tiles: ProductTiles, room: int, size: int) -> int:
-    """Bytes of the slice of sums, of elements of `size` bytes, that warpgroups store in `room` bytes, or 0."""
+    """The bytes of a slice of sums that is staged in `room` bytes; 0 if none fits. size: bytes of a stored element."""
     rows = SLICE_ROWS * tiles.warpgroups
     fitting = (rows * n * size for n in SLICES if tiles.tile[1] % n == 0 and rows * n * size <= room)
     return next(fitting, 0)
 
 
 def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int, held_bytes: int, count: int) -> bool:
-    """Whether a multiprocessor has room for one block.
+    """Whether a block fits in the registers and shared memory of an SM.
 
     Args:
         count: the number of tiles.
-        staged: bytes of all stages. each: sums of an element of the output.
-        held_bytes: bytes of a left factor that threads hold in registers.
+        staged: the bytes of all stages. each: the sums per element of the output.
+        held_bytes: the bytes of a left factor that threads hold in registers.
     """
     sums = (each * tiles.tile[0] * tiles.tile[1] + held_bytes // 4) // (WARPGROUP * tiles.warpgroups)
     in_turn = MOST_SUMS_IN_TURN if count > target.num_sms else MOST_SUMS
@@ -127,11 +127,11 @@ def fits_groups(staged: int, tiles: ProductTiles, target: GpuTarget, each: int, 
 
 
 def group_step_cycles(size: int, tiles: ProductTiles, target: GpuTarget) -> dict[str, float]:
-    """Cycles of a processor for one step, by the resource that limits it; factors have elements of `size` bytes."""
+    """The cycles of an SM for one step, by resource. size: bytes of an element of the factors."""
     rows, columns, terms = tiles.tile
     width = instruction_columns(columns)
     high, wide = rows // ROWS, columns // width
-    read = high * wide * (ROWS + width) * terms * size  # each instruction reads it again
+    read = high * wide * (ROWS + width) * terms * size  # each instruction rereads its factors
     loaded = (rows + columns) * terms * size
     fetched = (rows + columns / tiles.cluster) * terms * size
     products = high * wide * terms * size / DEPTH_BYTES + STEP_INSTRUCTIONS
@@ -145,18 +145,18 @@ def group_step_cycles(size: int, tiles: ProductTiles, target: GpuTarget) -> dict
 
 
 def most_lead(region: ProductRegion, tiles: ProductTiles) -> int:
-    """The most steps that one of two warpgroups may lead: one stage stays on its way, and one in use by the other."""
+    """The maximum lead of one of two warpgroups in steps: one stage is being loaded, and one is used by the other."""
     leads = tiles.warpgroups == 2 and region.chain is None and not region.domain
     return max(0, tiles.stages - 2) if leads else 0
 
 
 def hidden_cycles(tiles: ProductTiles, each: int, multiplied: float, end: float) -> float:
-    """Cycles of finishing sums under products of the other warpgroup, over the tiles of a processor.
+    """The cycles of epilogues that overlap products of the other warpgroup, over all tiles of an SM.
 
-    One that leads finishes while the other multiplies its last steps; that one finishes while the first multiplies its
-    next steps, if there is another tile.
+    The leading warpgroup runs its epilogue while the other multiplies its last steps. The other runs its epilogue while
+    the first multiplies the first steps of the next tile, if there is one.
 
     Args:
-        each: tiles. multiplied: cycles of the tensor cores for a step of both. end: cycles of finishing a tile.
+        each: the number of tiles. multiplied: tensor-core cycles of a step of both. end: epilogue cycles of a tile.
     """
     return (2 * each - 1) * min(tiles.lead * multiplied, end) / 2

@@ -1,7 +1,7 @@
-"""Products of one left factor as one region: `G += x * W; H += x * V; y = silu(G) * H`.
+"""Join products with the same left factor into one region: `G += x * W; H += x * V; y = silu(G) * H`.
 
-The tile of the left factor is copied once, and the sums meet in the registers of a thread: only their combination is
-stored.
+Each tile of the left factor is copied only once, and a thread combines the sums in registers and stores only the
+result.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FindRegion = Callable[[BoundFunction, int], ProductRegion | None]
 
 
 def extend_by_sums(function: BoundFunction, region: ProductRegion, at: int, region_at: FindRegion) -> ProductRegion:
-    """The region that begins at a statement, extended by the following ones that depend on its sums alone.
+    """`region`, which begins at statement `at`, extended by following products with which it can be joined.
 
-    region_at: finds the region that begins at a statement.
+    region_at: returns the region that begins at a statement, or None.
     """
     while region.sums < MOST_SUMS:
         following = region_at(function, at + len(region.statements))
@@ -37,7 +37,10 @@ def extend_by_sums(function: BoundFunction, region: ProductRegion, at: int, regi
 def _join_regions(
     function: BoundFunction, region: ProductRegion, following: ProductRegion, at: int
 ) -> ProductRegion | None:
-    """Both as one, in the names of the second; None if the sums of the first are needed elsewhere."""
+    """Both as one region, with the index names of the second.
+
+    None if the sums of the first are used elsewhere, or if the left factors or indices differ.
+    """
     held = region.contraction.output.tensor
     if function.tensor(held).role is not Role.TEMPORARY or len(region.pairs) > 1 or len(following.pairs) > 1:
         return None
@@ -85,7 +88,10 @@ def _collect_reads(tensor: str, *roots: tc.Expr) -> list[tc.Access]:
 
 
 def _match_index_names(region: ProductRegion, following: ProductRegion, read: tc.Access) -> Mapping[str, str] | None:
-    """The indices of the first region in the names of the second, which reads an element of it; None if they differ."""
+    """The index names of the first region mapped to those of the second, which reads its element `read`.
+
+    None if the ranges differ, or if a subscript is not an index.
+    """
     output = region.contraction.output
     pairs = list(zip(output.subscripts, read.subscripts, strict=True))
     if not all(isinstance(a, tc.Index) and isinstance(b, tc.Index) for a, b in pairs):

@@ -1,10 +1,11 @@
-"""The left factor of a product, computed step by step from the sums of another product, which stay in registers.
+"""Lower a chain: compute the left factor of a product, step by step, from another product's sums in registers.
 
-Each step multiplies one tile of the first product, finishes its sums, and rounds them into the fragment that the second
-product takes. With a softmax between, every row has a running maximum, and the sums so far are scaled when it grows.
+Each step computes one tile of the first product, applies its epilogue, and rounds the result into the left fragment of
+the second product. With a softmax in between, every row has a running maximum, and the sums so far are rescaled when it
+grows.
 
-Two warpgroups multiply by turns: while one computes scores, the other has the tensor cores. So do those of
-"FlashAttention-3" (Shah et al., 2024), section 3.1.
+Two warpgroups take turns: while one computes weights, the other uses the tensor cores, as in "FlashAttention-3" (Shah
+et al., 2024), section 3.1.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class ChainedLeft:
-    """Writes the first product of a chain into the program of the second."""
+    """Emits the first product of a chain into the program of the second."""
 
     def __init__(self, lowering: ProductLowering, by: ThreadTensor) -> None:
         region, order, tiles = lowering.region, lowering.order, lowering.tiles
@@ -57,7 +58,7 @@ class ChainedLeft:
         self.rows: dict[str, RegisterFragment] = {}
 
     def _declare_sides(self) -> tuple[StagedFactor, StagedFactor]:
-        """The tile of its left factor, which all steps use, and the stages of the right one."""
+        """Shared memory for the first product: its left factor, which all steps use, and stages of the right one."""
         from .lower_product import StagedFactor
 
         lowering, (rows, _, terms) = self.lowering, self.lowering.tiles.tile
@@ -74,7 +75,7 @@ class ChainedLeft:
         return found[0], found[1]
 
     def _declare_registers(self) -> tuple[RegisterFragment, RegisterFragment]:
-        """The scores of a step, and the fragment of the second product."""
+        """The registers of the scores of a step, and of the left fragment of the second product."""
         k, (rows, _, terms) = self.k, self.lowering.tiles.tile
         narrow = self.lowering.region.pairs[0].left.dtype
         if self.grouped:
@@ -89,21 +90,21 @@ class ChainedLeft:
     # --- memory --------------------------------------------------------------------------------------------------
 
     def fill_first(self, at: Mapping[str, ir.Expr]) -> None:
-        """Copy what all steps use."""
+        """Copy the left factor of the first product, which all steps use."""
         self.lowering.fill_side(self.sides[0].memory, self.sides[0], self.order, self._with_terms(at))
 
     def fill(self, stage: Any, at: Mapping[str, ir.Expr]) -> None:
-        """Copy what a step uses."""
+        """Copy the tile of the right factor of the first product that a step uses."""
         self.lowering.fill_side(self.sides[1].memory[stage], self.sides[1], self.order, self._with_terms(at))
 
     def _with_terms(self, at: Mapping[str, ir.Expr]) -> dict[str, ir.Expr]:
-        """The coordinates, too, of the only tile of the first product's terms."""
+        """The coordinates `at`, and 0 for the terms of the first product, which have a single tile."""
         return {**at, **{i.name: build.const(0) for i in self.order.terms}}
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Set the numbers of each row."""
+        """Initialize the running maximum and total of each row."""
         if self.softmax is None:
             return
         for name, value in (("largest", -scalars.inf), ("total", 0.0)):
@@ -112,7 +113,7 @@ class ChainedLeft:
             self.k.init(self.rows[name], value)
 
     def compute(self, stage: Any, at: Mapping[str, ir.Expr], totals: Sequence[RegisterFragment]) -> None:
-        """Compute the fragment of a step."""
+        """Compute the left fragment of the second product for a step, and rescale the sums `totals`."""
         a, b = (x.T if s.place.transposed else x for s, x in self._views(stage))
         with self._take_turn(0):
             self.k.matmul(self.scores, a, b, by=self.by, first=True)
@@ -129,15 +130,15 @@ class ChainedLeft:
         )  # fmt: skip
 
     def multiply(self, totals: Sequence[RegisterFragment], sides: Sequence[StagedFactor], stage: Any) -> None:
-        """Add the products of the fragment to the sums."""
+        """Add the products of the left fragment to the sums `totals`."""
         with self._take_turn(1):
             self.lowering.multiply_left(totals, self.left, sides, stage, self.by)
 
     @contextmanager
     def _take_turn(self, number: int) -> Iterator[None]:
-        """The body, after the other warpgroup has begun its products of this number in a step, 0 or 1.
+        """Run the body when it is this warpgroup's turn for product `number`, 0 or 1, of a step; then pass the turn on.
 
-        The phases of a warpgroup's barrier end by turns, so those that it waits for have the same parity in all steps.
+        A warpgroup's barrier completes two phases per step, so that it waits for the same parities in all steps.
         """
         if self.turns is None:
             yield
@@ -150,7 +151,7 @@ class ChainedLeft:
         self.k.arrive(self.turns[Index(build.sub(1, mine))])
 
     def _left_value(self) -> tc.Expr:
-        """The left factor, 0 outside of the domain: weights are that already where nothing but their type changes."""
+        """The left factor, masked to 0 outside of the domain, unless it is a plain weight, which is 0 there already."""
         value = self.lowering.region.pairs[0].left.value
         weight = tc.Index(ACCUMULATOR, FLOAT32)
         if self.masked is None or (self.softmax is not None and value in (weight, tc.Cast(weight, value.dtype))):
@@ -162,7 +163,7 @@ class ChainedLeft:
         return (left, left.memory), (right, right.memory[stage])
 
     def _finish_scores(self, at: Mapping[str, ir.Expr]) -> None:
-        """Finish the sums of the first product; those beyond the tensor become neutral."""
+        """Apply the epilogue of the first product to the scores; those out of bounds become neutral."""
         c, tiles = self.product.contraction, self.lowering.tiles
         largest = None if self.softmax is None else self.softmax.largest
         plain = largest in (None, tc.Index(ACCUMULATOR, FLOAT32))
@@ -180,7 +181,7 @@ class ChainedLeft:
         self._replace_scores(at, finish, 0.0 if self.softmax is None else -scalars.inf)
 
     def _mask_scores(self, masked: MaskedSteps, at: Mapping[str, ir.Expr]) -> None:
-        """Scores outside of the domain become neutral, in the steps that have such."""
+        """Make scores outside of the domain neutral, in steps that are partly masked."""
 
         def mask(v: int, scope: LoweringScope) -> ir.Expr:
             score = read_value(self.scores, v)
@@ -190,11 +191,11 @@ class ChainedLeft:
             self._replace_scores(at, mask, -scalars.inf)
 
     def _weigh(self, softmax: Softmax, at: Mapping[str, ir.Expr], totals: Sequence[RegisterFragment]) -> None:
-        """Weights in place of scores; running maxima and totals, and the sums scaled to the new maxima."""
+        """Replace scores by weights, update the running maxima and totals, and rescale the sums to the new maxima."""
         k, largest, total = self.k, self.rows["largest"], self.rows["total"]
         function = {"exp": scalars.exp, "exp2": scalars.exp2}[softmax.function]
         grown = k.map(scalars.max, largest, k.reduce("max", self.scores))
-        # Without a score yet, a maximum is -inf, whose difference to itself is no number.
+        # A row without a score so far has maximum -inf, and -inf - -inf is NaN.
         base = k.map(lambda x: scalars.where(x > -scalars.inf, x, 0.0), grown)
         fade = k.map(lambda old, new: function((old - new) * softmax.scale), largest, base)
         held = matching_values(base, self.scores)
@@ -210,7 +211,7 @@ class ChainedLeft:
         k.move(largest, grown)
 
     def _replace_scores(self, at: Mapping[str, ir.Expr], value: Any, beyond: float) -> None:
-        """Replace every score by a value; those beyond the tensor by a number."""
+        """Replace every score by `value(v, scope)`; those out of bounds by `beyond`."""
 
         def write(run: Sequence[int], points: Sequence[DataTensor], scopes: Sequence[LoweringScope]) -> ir.Stmt:
             values = [value(v, scope) for v, scope in zip(run, scopes, strict=True)]
@@ -219,12 +220,12 @@ class ChainedLeft:
         self.lowering.each_run([self.scores], at, write, self.scores, self.groups)
 
     def finish(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
-        """After the last step."""
+        """After the last step, recompute sums that masked terms may have spoiled."""
         if self.masked is not None:
             recompute_masked_sums(self.lowering, self.masked, totals[0], blocks)
 
     def row_values(self, v: int, totals: Sequence[RegisterFragment]) -> dict[str, ir.Expr]:
-        """The numbers of a row that the results need, at a value of the sums."""
+        """The variables that the epilogue needs for the row of value `v` of the sums."""
         if self.softmax is None:
             return {}
         total = self.rows["total"]

@@ -1,4 +1,4 @@
-"""A def divided into products for tensor cores and the rest, each lowered in its way, and joined as one module."""
+"""Divide a def into products for tensor cores and the rest, lower each part, and join them into one module."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .recognize_products import DefPiece, RefusedProduct, recognize_products
 
 @dataclass(frozen=True, slots=True)
 class TiledRegion:
-    """A region with its tiles."""
+    """A region with its chosen tiles, and their predicted cost."""
 
     region: ProductRegion
     order: ProductOrder
@@ -58,12 +58,12 @@ TiledPiece: TypeAlias = TiledRegion | BoundFunction
 
 @dataclass(frozen=True, slots=True)
 class DividedDef:
-    """A def as regions and defs for the polyhedral mapper, which run one after another.
+    """A def divided into regions, and defs for the polyhedral mapper, which run in order.
 
     Attributes:
-        function: the whole, with as few dimensions as possible.
-        refused: products that are no regions.
-        cycles: that all of it is expected to take.
+        function: the whole def, with as few dimensions as possible.
+        refused: sums of products that cannot run on tensor cores.
+        cycles: the predicted cycles of all pieces.
     """
 
     function: BoundFunction
@@ -77,10 +77,10 @@ class DividedDef:
 
 
 def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
-    """The division of a def (legalized).
+    """The fastest predicted division of `function` (legalized), perhaps with split-K.
 
     Raises:
-        CannotLower: no product of it is a region; with the reason for each.
+        CannotLower: no product can run on tensor cores; the message has the reason for each.
     """
     if not target.tensor_ops:
         raise CannotLower(f"{target.name} has no tensor cores that tile kernels use")
@@ -103,14 +103,14 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
 
 
 SPLIT_PAYS = 0.9
-"""Most time with more parts, relative to fewer: they use memory, and add a kernel."""
+"""The maximum relative time at which more parts pay: they need memory and another kernel."""
 PART_TERMS = 64
-"""Terms that all parts have a multiple of: whole tiles, at addresses where vectors may be."""
+"""The terms of each part are a multiple of this, so that parts have whole tiles and aligned addresses."""
 MAX_PARTS = 32
 
 
 def _tried_parts(whole: DividedDef, target: GpuTarget) -> Iterator[int]:
-    """Powers of two, as long as there are multiprocessors for so many parts."""
+    """The numbers of parts to try for split-K: powers of two, up to about two blocks per SM."""
     fewest = min(r.price.blocks for r in whole.regions)
     parts = 2
     while parts <= MAX_PARTS and parts * fewest <= 2 * target.num_sms:
@@ -119,7 +119,7 @@ def _tried_parts(whole: DividedDef, target: GpuTarget) -> Iterator[int]:
 
 
 def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint | None:
-    """The index of a region's sum to split, the one of most terms, if the parts are whole tiles."""
+    """The longest reduction index and `parts`, if `s` is a region's sum and parts have whole tiles; else None."""
     regions = [r.region.contraction for r in whole.regions if len(r.region.pairs) == 1]
     updates = [c.statements[c.update] for c in regions]
     if s not in updates or not is_divisible(s):
@@ -129,7 +129,7 @@ def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint
 
 
 def _choose_division(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
-    """The division with chains of products as one region each, or without, whichever takes less time."""
+    """The division with, or without, chains of products as single regions, whichever is predicted to be faster."""
     found, reasons = [], []
     for chains in (False, True):
         pieces, refused = recognize_products(function, tf32=options.products == ROUNDED, chains=chains)
@@ -148,7 +148,7 @@ def _choose_pieces(
     function: BoundFunction, pieces: Sequence[DefPiece], refused: tuple[RefusedProduct, ...], options: TileOptions,
     target: GpuTarget,
 ) -> DividedDef:  # fmt: skip
-    """The pieces with tiles for each region, and the time that all take."""
+    """The division into `pieces`, with tiles for each region and the predicted cycles."""
     if not any(isinstance(p, ProductRegion) for p in pieces):
         raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")
     touched = [tensors_of_statements(p.statements if isinstance(p, ProductRegion) else p) for p in pieces]
@@ -171,7 +171,7 @@ def _choose_pieces(
 def _choose_region(
     region: ProductRegion, buffers: Mapping[str, Buffer], options: TileOptions, target: GpuTarget
 ) -> TiledRegion:
-    """The region with its tiles; with its sides exchanged if it takes less time so."""
+    """The region with its tiles; its factors are exchanged if that is predicted to be faster."""
     found: list[TiledRegion] = []
     reasons: list[CannotLower] = []
     for one in (region, *([region.exchange_sides()] if _may_exchange(region, options, target) else [])):
@@ -186,14 +186,17 @@ def _choose_region(
 
 
 def _may_exchange(region: ProductRegion, options: TileOptions, target: GpuTarget) -> bool:
-    """Whether the right factor alone is computed, which warpgroups only do with a left one. Tiles have its sides."""
+    """Whether to try exchanging the factors: only the right one is computed, and wgmma supports that only for the left.
+
+    Not if `options` give a tile, whose rows and columns would be exchanged, too.
+    """
     pair, *more = region.pairs
     single = not more and not pair.others and region.chain is None and not options.tile and target.group_ops > 0
     return single and pair.right.element is None and pair.left.element is not None
 
 
 def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
-    """The kernels of all pieces, in order."""
+    """The module with the kernels of all pieces, in order."""
     function = divided.function
     buffers = buffers_of(function)
     kernels: list[Kernel] = []
@@ -221,7 +224,7 @@ def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
 
 
 def region_program(piece: TiledRegion, buffers: dict[str, Buffer], name: str, target: GpuTarget) -> specs.Program:
-    """The tile program of a region. Its faults are ours."""
+    """The tile program of a region. Faults in it are bugs of the package, hence InternalErrors."""
     try:
         return lower_product(piece.region, piece.order, piece.tiles, buffers, name, target)
     except ArgumentError as error:
@@ -229,7 +232,7 @@ def region_program(piece: TiledRegion, buffers: dict[str, Buffer], name: str, ta
 
 
 def format_divided(divided: DividedDef, target: GpuTarget) -> str:
-    """The decomposition of each region in the notation of the paper; the rest as comments."""
+    """Print the decomposition of each region in the notation of the paper; other pieces become comments."""
     buffers, texts = buffers_of(divided.function), []
     for n, piece in enumerate(divided.pieces):
         if isinstance(piece, TiledRegion):
@@ -243,7 +246,7 @@ def format_divided(divided: DividedDef, target: GpuTarget) -> str:
 
 
 def explain_divided(divided: DividedDef, target: GpuTarget) -> str:
-    """The products on tensor cores with their tiles, and the mapped schedules of the rest."""
+    """Describe the tiles of products on tensor cores, and the mapped schedules of other pieces."""
     lines = [f"on tensor cores: {divided.cycles / target.clock * 1e6:.1f} us"]
     lines += [f"no region: {r}" for r in divided.refused]
     for piece in divided.pieces:
@@ -260,20 +263,20 @@ def buffers_of(function: BoundFunction) -> dict[str, Buffer]:
 
 
 def _fresh_buffer(b: Buffer, taken: set[str]) -> Buffer:
-    """A buffer with a new name."""
+    """`b` with a name that is not in `taken`."""
     names = (b.name if n == 0 else internal_name(b.name, n) for n in count())
     return replace(b, name=next(name for name in names if name not in taken))
 
 
 def _rename_temporaries(kernel: Kernel, own: Mapping[str, Buffer]) -> Kernel:
-    """A kernel of a piece whose temporaries have other names in the whole."""
+    """The kernel of a piece, with its temporaries renamed as `own` says."""
     changed = {name: b for name, b in own.items() if name != b.name}
     readonly = tuple(own[name].name if name in own else name for name in kernel.readonly)
     return replace(kernel, body=with_buffers(kernel.body, changed), readonly=readonly) if changed else kernel
 
 
 def _renumber_sites(kernel: Kernel, first: int, name: str) -> Kernel:
-    """A kernel with another name, whose checks are numbered from `first` on."""
+    """The kernel as `name`, with the sites of its checks shifted by `first`."""
 
     def shift_site(s: Stmt) -> Stmt:
         s = map_stmt(s, lambda e: e, shift_site)

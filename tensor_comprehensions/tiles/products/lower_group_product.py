@@ -1,6 +1,6 @@
-"""Products of a def for Hopper: as many blocks as multiprocessors, one role that loads boxes, warpgroups that multiply.
+"""Lower products of a def for Hopper: persistent blocks, a role that loads by TMA, and warpgroups that multiply.
 
-The pipeline is that of `k.ring(load=)`; sums are stored through shared memory in boxes if the output allows that.
+The pipeline is that of `k.ring(load=)`. Sums are stored via shared memory by TMA if the output allows that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .product_tiles import FactorPlace, PairOrder
 
 
 class GroupProductLowering(ProductLowering):
-    """Writes one program, of products of warpgroups."""
+    """Lowers one region to products of warpgroups."""
 
     def write(self) -> None:
         k, (rows, columns, _) = self.k, self.tiles.tile
@@ -52,7 +52,7 @@ class GroupProductLowering(ProductLowering):
                 self.recompute_spoiled(totals, blocks)
                 self._store(totals, blocks)
 
-        if self.region.domain:  # tiles have different numbers of steps: blocks take them as they become free
+        if self.region.domain:  # tiles differ in steps: not persistent, so that the hardware balances them
             k.num_blocks = self.num_tiles
             blocks, k.names = self._name_tile(BLOCK_ID)
             write_tile(blocks)
@@ -67,7 +67,7 @@ class GroupProductLowering(ProductLowering):
 
     @property
     def threads(self) -> ThreadTensor:
-        """The threads with sums."""
+        """The threads that hold sums."""
         count = self.k.num_threads
         return self.k.threads(count).split(WARPGROUP, count - WARPGROUP)[1]
 
@@ -77,13 +77,13 @@ class GroupProductLowering(ProductLowering):
 
     @property
     def column_permutation(self) -> Layout | None:
-        """Boxes leave columns in their order."""
+        """None: TMA cannot permute columns."""
         return None
 
     def _stage(
         self, name: str, factor: ProductFactor, place: FactorPlace, own: tuple[BoundIndex, ...], shape: tuple[int, int]
     ) -> StagedFactor | None:
-        """The stages of a factor that is seen as boxes; a computed one is in registers."""
+        """The stages of a factor that TMA loads; None for a computed one, which is in registers."""
         return None if place.element is None else super()._stage(name, factor, place, own, shape)
 
     def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
@@ -101,7 +101,7 @@ class GroupProductLowering(ProductLowering):
         self, totals: Sequence[RegisterFragment], pairs: Sequence[tuple[StagedFactor, ...]], load: ThreadTensor,
         math: ThreadTensor, blocks: Mapping[str, ir.Expr],
     ) -> None:  # fmt: skip
-        """Add all products to the sums, in one ring of stages."""
+        """Add all products to the sums, in a single pipeline."""
         counts = [self.tiles.count(p.terms) for p in self.order.pairs]
         begin, chosen = self.pipeline_steps(blocks)
 
@@ -152,7 +152,7 @@ class GroupProductLowering(ProductLowering):
     # --- sums ----------------------------------------------------------------------------------------------------
 
     def _store(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
-        """Finish the sums in their registers, and move them as boxes; or else store each where it belongs."""
+        """Apply the epilogue and store the sums: by TMA if the output allows it, or else by each thread."""
         view = self._output_box(blocks)
         if view is None:
             self._finish(totals, blocks)
@@ -164,7 +164,7 @@ class GroupProductLowering(ProductLowering):
         self.k.move(view, totals[0])
 
     def _output_box(self, blocks: Mapping[str, ir.Expr]) -> MemoryView | None:
-        """The tile of the output as a box; None: it is none."""
+        """The tile of the output as a box; None if it is not stored by TMA."""
         groups = (self.order.rows, self.order.columns)
         if not self.tiles.stores_boxes or self.order.output is None:
             return None
@@ -178,6 +178,6 @@ class GroupProductLowering(ProductLowering):
         self, totals: Sequence[RegisterFragment], run: Sequence[int], points: Sequence[DataTensor],
         scopes: Sequence[LoweringScope],
     ) -> ir.Stmt:  # fmt: skip
-        """Replace the sums of a thread by the values to store."""
+        """Replace the sums of a thread in registers by the values to store."""
         values = [self._stored_value(totals, v, scope) for v, scope in zip(run, scopes, strict=True)]
         return self.keep_values(totals[0], run, points, values)

@@ -1,4 +1,4 @@
-"""A product of a def as a tile program: a ring of copies, `ldmatrix` and `mma`, and the epilogue on the sums."""
+"""Lower a product of a def to a tile program: pipelined copies, `ldmatrix` and `mma`, and the epilogue on the sums."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductT
 from .recompute_sums import recompute_masked_sums
 
 DEALT = 32
-"""Columns of four instructions, which are dealt out to four threads."""
+"""The columns of four instructions, which are permuted together (see `column_permutation`)."""
 
 
 def lower_product(
     region: ProductRegion, order: ProductOrder, tiles: ProductTiles, buffers: Mapping[str, ir.Buffer], name: str,
     target: GpuTarget,
 ) -> specs.Program:  # fmt: skip
-    """The program of a region, decomposed down to instructions."""
+    """The program of a region, decomposed into instructions."""
     k = ProgramBuilder(name, target)
     lowering = ProductLowering(k, region, order, tiles, buffers)
     if tiles.instruction == WGMMA:
@@ -70,7 +70,7 @@ def lower_product(
 
 @dataclass(frozen=True, slots=True)
 class StagedFactor:
-    """A factor, the stages of its tiles in shared memory, and its own indices."""
+    """A factor, the stages of its tiles in shared memory, and its free indices."""
 
     memory: MemoryView
     factor: ProductFactor
@@ -80,7 +80,7 @@ class StagedFactor:
 
 @dataclass(slots=True)
 class ProductLowering:
-    """Writes one program, of products of warps."""
+    """Lowers one region to products of warps."""
 
     k: ProgramBuilder
     region: ProductRegion
@@ -115,7 +115,7 @@ class ProductLowering:
         self._finish(totals, blocks)
 
     def _begin(self, totals: Sequence[RegisterFragment]) -> None:
-        """Begin the sums of a tile."""
+        """Initialize the sums of a tile."""
         for x in totals:
             self.k.init(x, 0)
         if self.chained is not None:
@@ -123,19 +123,19 @@ class ProductLowering:
 
     @property
     def threads(self) -> ThreadTensor:
-        """The threads with sums."""
+        """The threads that hold sums."""
         return self.k.threads(self.k.num_threads)
 
     @property
     def sum_names(self) -> list[str]:
-        """The names of the registers of sums, those of the output first."""
+        """The names of the accumulators, that of the output first."""
         return ["sums", *(f"sums_{n}" for n in range(1, self.region.sums))]
 
     def _multiply(
         self, totals: Sequence[RegisterFragment], warp: ThreadTensor, sides: Sequence[StagedFactor], pair: PairOrder,
         blocks: Mapping[str, ir.Expr],
     ) -> None:  # fmt: skip
-        """Add one product to the sums."""
+        """Add one product of the region to the sums."""
 
         first, count = self.pipeline_steps(blocks)
 
@@ -159,14 +159,14 @@ class ProductLowering:
         self.k.ring(steps, self.tiles.stages, fill, use, first=self.first_copies(blocks))
 
     def pipeline_steps(self, blocks: Mapping[str, ir.Expr]) -> tuple[int | Index, Index | None]:
-        """The first step of a tile, and how many there are; None: all."""
+        """The first step of a tile, and the number of steps; None for all steps."""
         if self.masked is None:
             return 0, None
         first, count = self.masked.bounds(blocks)
         return Index(first), Index(count)
 
     def mask_sides(self, sides: Sequence[StagedFactor], pair: PairOrder, stage: Any, at: Mapping[str, ir.Expr]) -> None:
-        """Zero what masks exclude of the tiles of a stage, in steps that lack terms."""
+        """Zero the masked elements of the tiles of a stage, in steps that are partly masked."""
         if self.masked is None:
             return
         with self.k.when(Index(self.masked.has_partial_terms(at))):
@@ -174,16 +174,16 @@ class ProductLowering:
                 self._meet_after_stores()
 
     def _meet_after_stores(self) -> None:
-        """Let the threads with sums see what they have stored to shared memory."""
+        """Make stores to shared memory visible to all threads that hold sums."""
         self.k.sync()
 
     def recompute_spoiled(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
-        """Compute sums of a masked product again that factors of masked terms have spoiled."""
+        """Recompute sums of a masked product that became NaN because of factors in masked terms."""
         if self.masked is not None and self.chained is None and self.region.total.is_float:
             recompute_masked_sums(self, self.masked, totals[0], blocks)
 
     def first_copies(self, blocks: Mapping[str, ir.Expr]) -> Callable[[], Any] | None:
-        """The copy of the tiles that all steps use; None if no step shares tiles."""
+        """A function that copies the tiles that all steps use; None if there are no such tiles."""
         chained = self.chained
         return None if chained is None else lambda: chained.fill_first(blocks)
 
@@ -191,7 +191,7 @@ class ProductLowering:
         self, totals: Sequence[RegisterFragment], left: RegisterFragment, rights: Sequence[StagedFactor], stage: Any,
         by: ThreadTensor,
     ) -> None:  # fmt: skip
-        """Add the products of one stage with a left factor in registers."""
+        """Add the products of one stage, with a left factor in registers."""
         for total, side in zip(totals, rights, strict=True):
             b = side.memory[stage].T if side.place.transposed else side.memory[stage]
             self.k.matmul(total, left, b, by=by, products=self.products)
@@ -199,23 +199,23 @@ class ProductLowering:
     def _multiply_stage(
         self, totals: Sequence[RegisterFragment], sides: Sequence[StagedFactor], stage: Any, by: ThreadTensor
     ) -> None:
-        """Add the products of one stage: of the left factor with the right one of each sum."""
+        """Add the products of one stage: of the left factor and the right factor of each sum."""
         a, *rights = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
         for total, b in zip(totals, rights, strict=True):
             self.k.matmul(total, a, b, by=by, products=self.products)
 
     @property
     def products(self) -> str:
-        """How the factors are rounded when they are multiplied."""
+        """The `products` option of `k.matmul`: how factors are rounded."""
         return ROUNDED if self.region.pairs[0].left.rounding else ""
 
     @property
     def num_tiles(self) -> int:
-        """Of all rows, columns and batches."""
+        """The number of tiles over rows, columns and batch."""
         return prod(map(self.tiles.count, (self.order.rows, self.order.columns, self.order.batch)))
 
     def _name_tile(self, number: ir.Expr) -> tuple[dict[str, ir.Expr], list[tuple[str, ir.Expr]]]:
-        """The coordinates of the tile with a number, by index, and the names in them."""
+        """The coordinates, by index, of the tile with index `number`, and the variables in them as (name, value)."""
         order, count = self.order, self.tiles.count
         rows, columns = count(order.rows), count(order.columns)
         inside = build.mod(number, rows * columns) if order.batch else number
@@ -223,7 +223,7 @@ class ProductLowering:
         band, within = build.div(inside, side * columns), build.mod(inside, side * columns)
         row, column = build.add(build.mul(band, side), build.mod(within, side)), build.div(within, side)
         if self.masked is not None and self.masked.grow_with_rows:
-            row = build.sub(rows - 1, row)  # blocks with most steps begin first
+            row = build.sub(rows - 1, row)  # start the blocks with most steps first
         found = {
             **self._digits(order.batch, build.div(number, rows * columns)),
             **self._digits(order.rows, row),
@@ -236,7 +236,7 @@ class ProductLowering:
         }, names
 
     def _digits(self, indices: Sequence[BoundIndex], number: ir.Expr | int) -> dict[str, ir.Expr]:
-        """The coordinate along each index of the tile with a number, the first index the fastest."""
+        """The coordinate along each index of the tile with index `number`; the first index varies fastest."""
         found: dict[str, ir.Expr] = {}
         rest: ir.Expr = build.const(number) if isinstance(number, int) else number
         for n, i in enumerate(indices):
@@ -248,7 +248,7 @@ class ProductLowering:
     # --- factors -------------------------------------------------------------------------------------------------
 
     def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, ...]:
-        """The stages of the factors of a product: those of an earlier one whose tiles lie alike."""
+        """The stages of the factors of a product; products with the same tile layout share memory."""
         rows, columns, terms = self.tiles.tile
         found = [self._stage("left", pair.left, order.left, self.order.rows, (rows, terms))]
         for n, (factor, place) in enumerate(zip(pair.rights, order.rights, strict=True)):
@@ -260,13 +260,13 @@ class ProductLowering:
     def _stage(
         self, name: str, factor: ProductFactor, place: FactorPlace, own: tuple[BoundIndex, ...], shape: tuple[int, int]
     ) -> StagedFactor | None:
-        """The stages of a factor; None: it never is in shared memory."""
+        """The stages of a factor; None if it is only in registers."""
         if self.region.chain is not None and factor is self.region.pairs[0].left:
             return None
         return StagedFactor(self._allocate_shared_stages(name, factor, place, shape), factor, place, own)
 
     def view_side(self, side: StagedFactor, order: PairOrder) -> StagedFactor:
-        """The side as copies see it."""
+        """`side` with the view that copies use."""
         return side
 
     def _allocate_shared_stages(
@@ -281,7 +281,7 @@ class ProductLowering:
     def fill_side(
         self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr], *, multicast: bool = False
     ) -> None:
-        """Copy, or compute, the tile of a factor; multicast: for all blocks of the cluster."""
+        """Copy, or compute, the tile of a factor. multicast: share the copy with all blocks of the cluster."""
         groups = (pair.terms, side.own) if side.place.transposed else (side.own, pair.terms)
         if side.place.element is not None:
             batch = {i.name: at[i.name] for i in self.order.batch}
@@ -293,10 +293,10 @@ class ProductLowering:
 
     @property
     def column_permutation(self) -> Layout | None:
-        """Which column each column of a product is, where columns are dealt out so that threads have neighbors.
+        """The permutation, product column -> column, by which a thread holds neighbors; None for no permutation.
 
-        An instruction gives each of 4 threads two columns. Those of four instructions become 8 neighbors of one thread
-        if the rows of the right factor are in another order in shared memory: each stays in one piece.
+        An instruction gives each of 4 threads two columns. If the rows of the right factor are permuted in shared
+        memory, the columns of four instructions become 8 neighbors of one thread. Each row stays contiguous.
         """
         columns, along = self.tiles.tile[1], self.tiles.warps[1]
         if columns % (DEALT * along) or any(x.transposed for p in self.order.pairs for x in p.rights):
@@ -305,7 +305,7 @@ class ProductLowering:
         return Layout((2, 4, 4, rest), (1, 8, 2, DEALT)) if rest > 1 else Layout((2, 4, 4), (1, 8, 2))
 
     def _deal_columns(self, tile: DataTensor, groups: Sequence[Sequence[BoundIndex]]) -> DataTensor:
-        """A tile with its columns, which are one of the groups, in the order of the instructions."""
+        """The tile with columns, if they are one of its groups, permuted by `column_permutation`."""
         deals, where = self.column_permutation, [n for n, g in enumerate(groups) if g is self.order.columns]
         if deals is None or not where:
             return tile
@@ -319,7 +319,7 @@ class ProductLowering:
     def _pick_tile(
         self, tensor: DataTensor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
     ) -> DataTensor:
-        """The tile at the coordinates `at` of a tensor with a dimension for each index: a dimension for each group."""
+        """The tile at the coordinates `at` of a tensor with a dimension per index; the tile has one per group."""
         indices = [i for g in groups for i in g]
         tile = tensor.tile(*(self.tiles.boxes[i.name] for i in indices))[tuple(at[i.name] for i in indices)]
         for n, group in enumerate(groups):
@@ -328,12 +328,12 @@ class ProductLowering:
         return tile
 
     def _points(self, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]) -> DataTensor:
-        """The tile of the values of indices: the coordinates of its elements."""
+        """The tile at `at` of the iteration space: its elements have the values of the indices as coordinates."""
         extents = [i.extent for g in groups for i in g]
         return self._pick_tile(DataTensor.make_addressed_tensor(extents, FLOAT32, ir.Space.GLOBAL), groups, at)
 
     def tile_points(self, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]) -> DataTensor:
-        """The points of a tile in the order of the instructions."""
+        """The points of a tile of the iteration space, with permuted columns."""
         return self._deal_columns(self._points(groups, at), groups)
 
     def point_scope(
@@ -348,7 +348,7 @@ class ProductLowering:
     def _compute(
         self, to: MemoryView, factor: ProductFactor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
     ) -> None:
-        """Each thread computes neighbors of the tile, and stores them together."""
+        """Compute the tile of a factor in shared memory; each thread stores vectors of neighbors."""
         k, tile = self.k, self.tile_points(groups, at)
         rows, columns = (x.size for x in tile.levels[0].modes)
         size = factor.dtype.size
@@ -368,7 +368,7 @@ class ProductLowering:
     # --- sums ----------------------------------------------------------------------------------------------------
 
     def _finish(self, totals: Sequence[RegisterFragment], blocks: Mapping[str, ir.Expr]) -> None:
-        """Store the results of each thread, neighbors together."""
+        """Apply the epilogue and store the results of each thread, in vectors of neighbors."""
         contraction, tensor = self.region.contraction, self.buffers[self.region.contraction.output.tensor]
 
         def store(run: Sequence[int], points: Sequence[DataTensor], scopes: Sequence[LoweringScope]) -> ir.Stmt:
@@ -387,9 +387,9 @@ class ProductLowering:
         write: Callable[[Sequence[int], Sequence[DataTensor], Sequence[LoweringScope]], ir.Stmt],
         out: MemoryView | RegisterFragment, groups: Sequence[Sequence[BoundIndex]] | None = None,
     ) -> None:  # fmt: skip
-        """Apply `write` to neighboring values of a thread, their points, and the values of the indices there.
+        """Emit `write(values, points, scopes)` for each run of neighboring values of a thread.
 
-        groups: the indices of rows and columns, if they are not those of the region.
+        groups: the indices of rows and columns; by default those of the region.
         """
         deals = self.column_permutation if groups is None else None
         groups, total = groups or (self.order.rows, self.order.columns), totals[0]
@@ -406,10 +406,10 @@ class ProductLowering:
         self.k.add_leaf(specs.Leaf((out,), tuple(totals), self.threads, kind="Map", atom="ld, st", statement=body))
 
     def _stored_value(self, totals: Sequence[RegisterFragment], v: int, scope: LoweringScope) -> ir.Expr:
-        """The value of an element, from its sums, which the value `v` of a thread has."""
+        """The value of an output element, computed from the sums at value `v` of a thread."""
         known = dict(scope.indices) | ({} if self.chained is None else self.chained.row_values(v, totals))
         others = list(enumerate(self.region.others, 1))
-        for n, one in others[::-1]:  # earlier ones may depend on later ones
+        for n, one in others[::-1]:  # earlier sums may depend on later ones
             value = self.finish_sum(read_value(totals[n], v), one.initial, one.epilogue, known, scope)
             known[internal_name(ACCUMULATOR, n)] = build.cast(value, one.element.dtype)
         contraction, total = self.region.contraction, read_value(totals[0], v)
@@ -422,7 +422,7 @@ class ProductLowering:
         self, tile: RegisterFragment, run: Sequence[int], points: Sequence[DataTensor], values: Sequence[ir.Expr],
         beyond: float | None = None,
     ) -> ir.Stmt:  # fmt: skip
-        """Replace values of a thread at points that exist; others by a number, if there is one."""
+        """Replace values of a thread in registers if their points exist; others by `beyond` unless that is None."""
         if not exist_together(points):
             half = len(run) // 2
             parts = [slice(0, half), slice(half, None)]
@@ -443,9 +443,9 @@ class ProductLowering:
         self, left: RegisterFragment, value: tc.Expr, groups: Sequence[Sequence[BoundIndex]],
         at: Mapping[str, ir.Expr], known: Callable[[int], Mapping[str, ir.Expr]] = lambda v: {},
     ) -> None:  # fmt: skip
-        """Each thread computes, and rounds, what it holds of a left factor: two neighbors of a row in a register.
+        """Compute and round each thread's part of a left factor in registers, which hold two neighbors of a row each.
 
-        known: numbers that the expression names, for a value of the thread.
+        known: a function from a value of the thread to variables of the expression `value`.
         """
         packed = f"pair_{left.dtype.name}"
         values = self._points(groups, at).partition(left.tv)[left.thread]
@@ -470,7 +470,7 @@ class ProductLowering:
         self, total: ir.Expr, initial: tc.Expr | None, epilogue: tc.Expr | None, known: Mapping[str, ir.Expr],
         scope: LoweringScope,
     ) -> ir.Expr:  # fmt: skip
-        """The result of a sum with its initial value and epilogue; elements of other sums are known already."""
+        """The result of a sum, with its initial value and epilogue. known: variables, which include other sums."""
         if initial is not None:
             total = build.add(lower_expr(self._with_sums(initial), LoweringScope(known, scope.buffers)), total)
         if epilogue is None:
@@ -478,7 +478,7 @@ class ProductLowering:
         return lower_expr(self._with_sums(epilogue), LoweringScope({**known, ACCUMULATOR: total}, scope.buffers))
 
     def _with_sums(self, e: tc.Expr) -> tc.Expr:
-        """An expression that reads other sums where it read their tensors."""
+        """`e` with reads of the tensors of other sums replaced by the sums' variables."""
         for n, one in enumerate(self.region.others, 1):
             e = replace_element_reads(e, one.element, tc.Index(internal_name(ACCUMULATOR, n), one.element.dtype))
         return e

@@ -1,7 +1,7 @@
-"""Masked sums of products: which factor a mask zeroes, and how that is done to tiles in shared memory.
+"""Masked sums of products: apply a mask by zeroing elements of a factor.
 
-A sum over `k <= m ? A(m,k) * B(k,n) : 0` multiplies the tile of A with zeros where the mask is false. An inequality of
-rows and terms is for the left factor, one of columns and terms for the right one, and one of neither for the sums.
+A sum over `k <= m ? A(m,k) * B(k,n) : 0` uses a tile of A with zeros where the mask is false. An inequality in rows and
+terms masks the left factor, one in columns and terms the right factor, and one without terms the sums.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def condition_of(domain: Sequence[Inequality]) -> tc.Expr | None:
-    """Whether a point is in a domain, as the language has it; None: all points are."""
+    """The expression that a point is in `domain`; None if the domain is unrestricted."""
     found: tc.Expr | None = None
     for g in domain:
         total: tc.Expr = tc.Const(g.constant, INT64)
@@ -41,18 +41,18 @@ def condition_of(domain: Sequence[Inequality]) -> tc.Expr | None:
 
 
 def mask_of_left(region: ProductRegion) -> tuple[Inequality, ...]:
-    """The inequalities that the left factor takes: those of terms, but not of columns."""
+    """The inequalities that mask the left factor: those that depend on terms, but not on columns."""
     return _select_inequalities(region, without=region.columns)
 
 
 def mask_of_right(region: ProductRegion) -> tuple[Inequality, ...]:
-    """The inequalities that the right factor takes: those of terms and columns."""
+    """The inequalities that mask the right factor: those that depend on terms and columns, but not on rows."""
     left = mask_of_left(region)
     return tuple(g for g in _select_inequalities(region, without=region.rows) if g not in left)
 
 
 def mask_of_sums(region: ProductRegion) -> tuple[Inequality, ...]:
-    """The inequalities of no terms: elsewhere, sums have none."""
+    """The inequalities that do not depend on terms; where one fails, a sum is 0."""
     terms = {i.name for p in region.pairs for i in p.terms}
     return tuple(g for g in region.domain if not terms & {name for name, _ in g.terms})
 
@@ -64,10 +64,10 @@ def _select_inequalities(region: ProductRegion, without: Sequence[BoundIndex]) -
 
 
 def mask_computed_factors(region: ProductRegion) -> ProductRegion:
-    """The masked region with the masks of computed factors in their values.
+    """The masked region, with masks applied to the values of computed factors.
 
     Raises:
-        CannotLower: no factor can take the mask.
+        CannotLower: the mask cannot be applied to factors.
     """
     (pair, *more) = region.pairs
     taken = {*mask_of_left(region), *mask_of_right(region), *mask_of_sums(region)}
@@ -91,7 +91,7 @@ def mask_stage(
     lowering: ProductLowering, sides: Sequence[StagedFactor], stage: object, terms: Sequence[BoundIndex],
     at: Mapping[str, ir.Expr],
 ) -> bool:  # fmt: skip
-    """Store zeros where the masks of factors say so, in tiles that were copied. Whether there are such."""
+    """Zero the masked elements of copied tiles in shared memory; return whether any factor is copied and masked."""
     region, found = lowering.region, False
     masks = ((lowering.order.rows, mask_of_left(region)), (lowering.order.columns, mask_of_right(region)))
     for side in sides:
@@ -109,7 +109,7 @@ def _zero_tile(
     lowering: ProductLowering, to: MemoryView, condition: tc.Expr, groups: Sequence[Sequence[BoundIndex]],
     at: Mapping[str, ir.Expr],
 ) -> None:  # fmt: skip
-    """Store zeros in the elements of a tile for which a condition does not hold: each thread in some of them."""
+    """Zero the elements of a tile for which `condition` does not hold; the elements are distributed over threads."""
     tile = lowering.tile_points(groups, at)
     rows, columns = (x.size for x in tile.levels[0].modes)
     first, threads = thread_range(lowering.threads) or (0, lowering.k.num_threads)

@@ -1,7 +1,7 @@
-"""The steps of a masked product that its domain leaves for a tile: the others have no terms, and are not computed.
+"""The steps of a masked product that have terms for a given tile: fully masked steps are skipped.
 
-A domain is a conjunction of inequalities, whose extremes over a box of indices tell whether a step has terms, and
-whether it has all of them.
+A domain is a conjunction of inequalities. Their extreme values over a box of indices tell whether a step has any terms,
+and whether it has all of them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .product_region import ProductRegion
 from .product_tiles import ProductOrder, ProductTiles
 
 Ranges = Mapping[str, tuple[ir.Expr, ir.Expr]]
-"""For the name of an index its first and its last value."""
+"""The (first, last) value of an index, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedSteps:
-    """The steps of each tile of rows: all of them if there are terms along several indices.
+    """The steps of each tile that have terms; all steps if the terms have several indices.
 
     Attributes:
-        free, terms: the free indices, and those of terms.
-        boxes: for every index the size of a tile along it.
+        free, terms: the free indices, and the indices of terms.
+        boxes: the size of a tile along each index.
     """
 
     domain: tuple[Inequality, ...]
@@ -38,12 +38,12 @@ class MaskedSteps:
 
     @staticmethod
     def of(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> MaskedSteps:
-        """The steps of a region by its tiles."""
+        """The steps of `region` when it is divided into `tiles`."""
         free = (*order.rows, *order.columns, *order.batch)
         return MaskedSteps(region.domain, free, order.pairs[0].terms, tiles.boxes)
 
     def bounds(self, at: Mapping[str, ir.Expr]) -> tuple[ir.Expr, ir.Expr]:
-        """The first step with terms, and the number of steps from there on. at: the coordinates of the tile."""
+        """The (first step with terms, number of steps) of the tile at the coordinates `at`."""
         term, *others = self.terms
         if others:
             return build.const(0), build.const(prod(map(self._count, self.terms)))
@@ -59,13 +59,13 @@ class MaskedSteps:
             elif c < 0:
                 beyond = build.add(build.sub(build.div(rest, -c), term.lower), 1)
                 end.append(build.div(build.add(build.maximum(beyond, 0), size - 1), size))
-            else:  # of no terms: all of them, or none
+            else:  # independent of terms: either all steps have terms, or none
                 end.append(build.select(build.lt(rest, 0), build.const(0), build.const(self._count(term))))
         start = build.fold_maximum(begin)
         return start, build.maximum(build.sub(build.fold_minimum(end), start), 0)
 
     def has_partial_terms(self, at: Mapping[str, ir.Expr]) -> ir.Expr:
-        """Whether a step may lack terms. at: the coordinates of the tile, and of the step."""
+        """The condition that a step may be partly masked. at: the coordinates of the tile and of the step."""
         ranges = self._ranges(at, (*self.free, *self.terms))
         found: ir.Expr | None = None
         for g in self.domain:
@@ -76,26 +76,26 @@ class MaskedSteps:
 
     @property
     def condition(self) -> tc.Expr:
-        """Whether a point is in the domain, as the language has it."""
+        """The expression that a point is in the domain."""
         found = condition_of(self.domain)
         assert found is not None
         return found
 
     def mean_count(self) -> float:
-        """The steps of a tile of rows, on average."""
+        """The mean number of steps over all tiles."""
         counts = [build.integer(self.bounds(at)[1]) or 0 for at in self._tiles()]
         return sum(counts) / len(counts)
 
     @property
     def grow_with_rows(self) -> bool:
-        """Whether later tiles of rows have more steps."""
+        """Whether the last tile has more steps than the first."""
         zero: dict[str, ir.Expr] = {i.name: build.const(0) for i in self.free}
         last: dict[str, ir.Expr] = {i.name: build.const(self._count(i) - 1) for i in self.free}
         first, final = (build.integer(self.bounds(at)[1]) or 0 for at in (zero, last))
         return final > first
 
     def _tiles(self) -> list[dict[str, ir.Expr]]:
-        """The coordinates of all tiles along the indices that the domain names; 0 along others."""
+        """The coordinates of all tiles along the indices in the domain; 0 along other indices."""
         named = {name for g in self.domain for name, _ in g.terms}
         found: list[dict[str, ir.Expr]] = [{}]
         for i in self.free:
@@ -104,11 +104,11 @@ class MaskedSteps:
         return found
 
     def _count(self, i: BoundIndex) -> int:
-        """Tiles along an index."""
+        """The number of tiles along an index."""
         return -(-i.extent // self.boxes[i.name])
 
     def _ranges(self, at: Mapping[str, ir.Expr], indices: Sequence[BoundIndex]) -> Ranges:
-        """The values of indices in the tile at these coordinates."""
+        """The ranges of `indices` in the tile at the coordinates `at`."""
         found = {}
         for i in indices:
             first = build.add(build.mul(at[i.name], self.boxes[i.name]), i.lower)
@@ -117,7 +117,7 @@ class MaskedSteps:
 
 
 def _extreme(g: Inequality, ranges: Ranges, without: str, *, largest: bool) -> ir.Expr:
-    """The largest or smallest value of an inequality's form over ranges, without one of its terms."""
+    """The largest or smallest value of an inequality's affine form over `ranges`, without the term of `without`."""
     total: ir.Expr = build.const(g.constant)
     for name, c in g.terms:
         if name != without:

@@ -25,29 +25,31 @@ from .product_region import FactorPair, ProductFactor, ProductRegion
 from .product_tiles import WGMMA, FactorPlace, PairOrder, ProductOrder, ProductTiles
 
 COPY_INSTRUCTIONS = {16: 4, 8: 4, 4: 4}
-"""Of one asynchronous copy with its addresses, by its bytes."""
+"""The instructions of one asynchronous copy with its addresses, by its bytes."""
 ELEMENT_INSTRUCTIONS = 10
-"""Of one element that is loaded, computed and stored: addresses, conditions, roundings."""
+"""The instructions to load, compute and store one element: addresses, conditions, roundings."""
 BOXED_INSTRUCTIONS = 2
-"""Of one that is rounded in pairs, and stored by `stmatrix` and boxes."""
+"""The instructions per element that is rounded in pairs, and stored by `stmatrix` and TMA."""
 LOAD_INSTRUCTIONS = 3
-"""Of one `ldmatrix` with its swizzled address."""
+"""The instructions of one `ldmatrix` with its swizzled address."""
 ROUND_INSTRUCTIONS = 4
-"""Of a register that is rounded to tf32."""
+"""The instructions to round a register to tf32."""
 CALL_INSTRUCTIONS = 12
-"""Of a function in an epilogue, such as an exponential, as in the estimates of the polyhedral mapper."""
+"""The instructions of a function in an epilogue, such as `exp`, as in the estimates of the polyhedral mapper."""
 OVERLAP_LOSS = 0.05
-"""Part of the other resources' time that adds to the largest: of equal tiles, those with most slack are best."""
+"""The fraction of the other resources' time added to the largest: among equal tiles, those with most slack win."""
 MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
-"""Of a thread, that leave registers for all else: where copies go past them, and where elements are on their way."""
+"""The maximum sums of a thread that leave enough registers: with asynchronous copies, and with factors loaded
+element by element."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductPrice:
-    """The predicted cycles of a product.
+    """The predicted cost of a product.
 
     Attributes:
-        limiter: the resource that limits a step.
+        cycles: the predicted cycles. limiter: the resource that limits a step.
+        blocks: the number of blocks (tiles). resident: the number of concurrent blocks per SM.
     """
 
     cycles: float
@@ -57,7 +59,7 @@ class ProductPrice:
 
 
 def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> int:
-    """Of all stages of both factors; products whose tiles lie alike share them."""
+    """The bytes of all stages of all factors; products with the same tile layout share them."""
     rows, columns, terms = tiles.tile
     columns *= region.sums
     kinds = {
@@ -69,13 +71,13 @@ def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles
 
 
 def register_estimate(tiles: ProductTiles, sums: int) -> int:
-    """The registers of a thread with this many sums per element."""
+    """The estimated registers of a thread, with `sums` sums per element."""
     rows, columns = (n // w for n, w in zip(tiles.tile[:2], tiles.warps, strict=True))
     return sums * rows * columns // 32 + rows // 4 + columns // 4 + BASE_REGISTERS
 
 
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
-    """Resident blocks of a multiprocessor; 0 if not even one fits."""
+    """The number of resident blocks of an SM; 0 if not even one fits."""
     if region.chain is not None:
         return chain_room(region, order, tiles, target)
     if tiles.instruction == WGMMA:
@@ -91,7 +93,7 @@ def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTi
 
 
 def _held_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> int:
-    """Of the tile of a left factor that warpgroups compute and hold in registers."""
+    """The bytes of the left factor's tile that warpgroups compute in registers; 0 if it is loaded."""
     rows, _, terms = tiles.tile
     computed = tiles.instruction == WGMMA and order.pairs[0].left.element is None
     return rows * terms * region.factor_bytes if computed else 0
@@ -100,7 +102,7 @@ def _held_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles)
 def price_product(
     region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget
 ) -> ProductPrice | None:
-    """The expected cycles; None if a block does not fit into a processor."""
+    """The predicted cost; None if a block does not fit on an SM."""
     room = resident_blocks(region, order, tiles, target)
     if not room:
         return None
@@ -122,7 +124,7 @@ def price_product(
         step = cost[limiter] + loss * (sum(cost.values()) - cost[limiter])
         if (
             tiles.instruction == WGMMA and region.chain is None
-        ):  # what is computed in registers waits for the products before
+        ):  # computing factors in registers does not overlap with products
             computed = _held_bytes(region, order, tiles) / pair.left.dtype.size * ELEMENT_INSTRUCTIONS
             step += computed / target.warp / ISSUE_PER_CYCLE
         masked = MaskedSteps.of(region, order, tiles) if region.domain else None
@@ -139,7 +141,7 @@ def price_product(
 
 
 def _end_cycles(region: ProductRegion, tiles: ProductTiles, target: GpuTarget) -> float:
-    """Cycles of a processor that finishes and stores the sums of a tile."""
+    """The cycles of an SM for the epilogue and the stores of a tile."""
     c = region.contraction
     ends = [c.initial, c.epilogue, *(x for one in region.others for x in (one.initial, one.epilogue))]
     parts = {x for e in ends if e is not None for x in walk_expr(e)}
@@ -152,7 +154,7 @@ def _end_cycles(region: ProductRegion, tiles: ProductTiles, target: GpuTarget) -
 
 
 def _is_of_every_element(x: tc.Access, region: ProductRegion) -> bool:
-    """Whether rows and columns both have values of their own, so that an element is read for each result."""
+    """Whether an access depends on both rows and columns, so that each result reads a different element."""
     names = {e.name for e in walk_expr(x) if isinstance(e, tc.Index)}
     return all(names & {i.name for i in indices} for indices in (region.rows, region.columns))
 
@@ -160,7 +162,7 @@ def _is_of_every_element(x: tc.Access, region: ProductRegion) -> bool:
 def _step_resources(
     pair: FactorPair, places: PairOrder, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, together: int
 ) -> dict[str, float]:
-    """Cycles of a processor for one step of one block, by the resource that limits it."""
+    """The cycles of an SM for one step of a block, by resource. together: the number of resident blocks."""
     rows, columns, terms = tiles.tile
     across, along = tiles.warps
     size = pair.left.dtype.size
@@ -185,7 +187,7 @@ def _step_resources(
 def _fill_instructions(
     factor: ProductFactor, place: FactorPlace, size: int, groups: Sequence[Sequence[BoundIndex]], tiles: ProductTiles
 ) -> float:
-    """Instructions of threads that bring a tile of `size` bytes to shared memory. groups: own indices, terms, batch."""
+    """The thread instructions that fill a tile of `size` bytes. groups: the free indices, terms, and batch."""
     width = copy_bytes(factor, place, groups, tiles)
     if width in COPY_INSTRUCTIONS:
         return size / width * COPY_INSTRUCTIONS[width]
@@ -193,7 +195,7 @@ def _fill_instructions(
 
 
 def copies_elements(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> bool:
-    """Whether threads load elements of a factor one by one."""
+    """Whether threads load a factor element by element, instead of copying it asynchronously."""
     return any(
         copy_bytes(factor, place, [own, places.terms, order.batch], tiles) not in COPY_INSTRUCTIONS
         for pair, places in zip(region.pairs, order.pairs, strict=True)
@@ -207,7 +209,7 @@ def copies_elements(region: ProductRegion, order: ProductOrder, tiles: ProductTi
 def copy_bytes(
     factor: ProductFactor, place: FactorPlace, groups: Sequence[Sequence[BoundIndex]], tiles: ProductTiles
 ) -> int:
-    """That one copy of a factor moves: neighbors that lie, and are aligned, alike in all rows."""
+    """The bytes that one copy of a factor moves, limited by contiguity and alignment over all rows."""
     element, size = place.element, factor.dtype.size
     along = groups[0 if place.transposed else 1][0]
     if element is None or element.stride(along.name) != 1:
@@ -222,7 +224,7 @@ def copy_bytes(
 
 
 def _bytes_in_memory(region: ProductRegion) -> float:
-    """Of all factors and the output, each once."""
+    """The bytes of all factors and the output, each counted once."""
     found = prod(i.extent for i in region.contraction.free) * region.output_dtype.size
     for pair in region.pairs:
         extents = {i.name: i.extent for i in (*region.rows, *region.columns, *region.batch, *pair.terms)}

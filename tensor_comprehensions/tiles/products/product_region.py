@@ -16,7 +16,7 @@ from ...tc_lang.ir import BoundIndex, BoundStatement, Inequality, walk_expr
 
 
 class Rounding(Enum):
-    """Why a factor of float32 is rounded to tf32: the def says so, exactly how; or options allow it."""
+    """Why a float32 factor is rounded to tf32: the def says so and defines the rounding (TEXT), or options allow it."""
 
     TEXT = "text"
     OPTION = "option"
@@ -24,9 +24,9 @@ class Rounding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProductFactor:
-    """A factor: an expression of a type that tensor cores take; `element` where it is an element of a tensor.
+    """A factor of a product: an expression whose type tensor cores support, perhaps after rounding.
 
-    rounding: why its values, which are float32, are rounded to tf32 when they are multiplied; None: they are not.
+    rounding: why float32 values are rounded to tf32 when they are multiplied; None if they are not.
     """
 
     value: tc.Expr
@@ -34,25 +34,25 @@ class ProductFactor:
 
     @property
     def dtype(self) -> DType:
-        """The type that is multiplied."""
+        """The type in which the factor is multiplied."""
         return TFLOAT32 if self.rounding else self.value.dtype
 
     @property
     def indices(self) -> frozenset[str]:
-        """The names of the indices that it depends on."""
+        """The names of the indices on which the factor depends."""
         return frozenset(x.name for x in walk_expr(self.value) if isinstance(x, tc.Index))
 
     @property
     def element(self) -> tc.Access | None:
-        """The element that it is; None if it is computed, or exists only under a condition."""
+        """The tensor element that the factor is; None if it is computed, or if the access is guarded."""
         return self.value if isinstance(self.value, tc.Access) and not self.value.guarded else None
 
 
 @dataclass(frozen=True, slots=True)
 class FactorPair:
-    """One product of a region: its factors, and the indices of its terms.
+    """One product of a region: its factors and the indices of its terms.
 
-    others: more right factors of the same left one, for the other sums of the region.
+    others: further right factors for the same left one, one for each of the other sums of the region.
     """
 
     left: ProductFactor
@@ -72,11 +72,11 @@ class FactorPair:
 
 @dataclass(frozen=True, slots=True)
 class OtherSum:
-    """Sums beside those of a region, which only the values that it stores depend on.
+    """An additional sum of a region, which is used only in its epilogue and never stored.
 
     Attributes:
-        element: of the tensor that would hold it, as the region reads it.
-        initial, epilogue: as those of a contraction.
+        element: the element of the temporary tensor of the sum, as the region reads it.
+        initial, epilogue: as in a contraction.
     """
 
     element: tc.Access
@@ -85,18 +85,18 @@ class OtherSum:
 
 
 LARGEST, TOTAL = internal_name("largest"), internal_name("total")
-"""The names of the running maximum of a row of scores, and of the sum of its weights, in expressions of a region."""
+"""The variables for the running maximum of a row of scores, and for the sum of its weights, in expressions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """The weights of a row of scores: all in float32, of `ACCUMULATOR`, the score, and `LARGEST`.
+    """The weights of a row of scores. Expressions are float32; `ACCUMULATOR` is the score, `LARGEST` the maximum.
 
     Attributes:
-        largest: what the maximum is of.
-        weight: `exp((score - largest) * scale)`, 0 where a mask says so.
-        function, scale: of it: exp or exp2, and a positive number.
-        total: the element that holds the sum of the weights of a row; None: there is none.
+        largest: the expression whose maximum is taken.
+        weight: `exp((score - largest) * scale)`, perhaps masked to 0.
+        function, scale: exp or exp2, and the positive scale, in `weight`.
+        total: the element that holds the sum of the weights of a row; None if the def has no such sum.
     """
 
     largest: tc.Expr
@@ -108,11 +108,11 @@ class Softmax:
 
 @dataclass(frozen=True, slots=True)
 class ChainedFactor:
-    """The left factor of a region, as computed from the sums of another: over them, or their weights, as ACCUMULATOR.
+    """How the left factor of a region is computed from another product; in it, ACCUMULATOR is a score or its weight.
 
     Attributes:
-        product: the other region, in the names of the first: its rows are those, its columns are the terms.
-        softmax: what is between; None: nothing but pointwise statements, which are the epilogue of `product`.
+        product: the other region, with the index names of this one: the same rows, and this one's terms as columns.
+        softmax: the softmax in between; None if there are only pointwise statements, the epilogue of `product`.
     """
 
     product: ProductRegion
@@ -124,12 +124,13 @@ class ProductRegion:
     """Consecutive statements that run on tensor cores: sums of one or more products, with prologue and epilogue.
 
     Attributes:
-        contraction: their meaning, without the products. total: the type of the sums.
-        pairs: the products; columns are those of the right factors, along which the output is contiguous if it can.
-        rows, columns, batch: the free indices, by the factors that they move.
-        others: sums of products of the same left factor, one for each of `others` of the only pair.
-        chain: how the left factor of the only pair is computed from another product.
-        domain: the terms of a chain that are added, as conditions on its indices; empty: all.
+        contraction: the matched statements, output, initial value and epilogue. total: the type of the sums.
+        pairs: the products.
+        rows, columns, batch: the free indices of left factors, of right factors, and of both. The output is contiguous
+            along a column if possible.
+        others: further sums with the same left factor, one for each of `others` of the only pair.
+        chain: how the left factor of the only pair is computed from another product, if it is.
+        domain: for masked sums, the inequalities under which a term is added; empty if all terms are.
     """
 
     contraction: MatchedContraction
@@ -143,18 +144,18 @@ class ProductRegion:
     domain: tuple[Inequality, ...] = ()
 
     def exchange_sides(self) -> ProductRegion:
-        """The same product with its rows as columns."""
+        """The same region with left and right factors, and rows and columns, exchanged."""
         pairs = tuple(replace(p, left=p.right, right=p.left) for p in self.pairs)
         return replace(self, pairs=pairs, rows=self.columns, columns=self.rows)
 
     @property
     def sums(self) -> int:
-        """How many sums each element of the output has."""
+        """The number of sums per element of the output."""
         return 1 + len(self.others)
 
     @property
     def statements(self) -> tuple[BoundStatement, ...]:
-        """The members, as the contraction names their indices."""
+        """The statements of the region, with the index names of the contraction."""
         return self.contraction.statements
 
     @property
@@ -164,12 +165,12 @@ class ProductRegion:
 
     @property
     def factor_bytes(self) -> int:
-        """Of an element of a factor."""
+        """The bytes of an element of a factor."""
         return self.pairs[0].left.dtype.size
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The tensors of the kernel, first the one that it writes."""
+        """The names of the tensors that the kernel uses, first the one that it writes."""
         c = self.contraction
         roots = [f.value for pair in self.pairs for f in pair.factors]
         ends = [(c.initial, c.epilogue), *((x.initial, x.epilogue) for x in self.others)]
@@ -185,7 +186,7 @@ class ProductRegion:
 
     @property
     def text(self) -> str:
-        """The region for people: `C: float16 16 x 32 x 64`, rows, columns and terms; the domain of these."""
+        """A description: `C: float16 16 x 32 x 64` (rows, columns, terms), and the chain, batch and domain if any."""
         terms = " + ".join(str(_count_index_points(p.terms)) for p in self.pairs)
         beside = f"{self.sums} of " if self.others else ""
         sizes = f"{beside}{_count_index_points(self.rows)} x {_count_index_points(self.columns)} x {terms}"

@@ -1,4 +1,4 @@
-"""How a product is divided into tiles: a box of indices for each tile of rows, columns and terms."""
+"""The division of a product into tiles: each tile of rows, columns and terms is a box of indices."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .affine_element import AffineElement, affine_element
 from .product_region import ProductFactor, ProductRegion
 
 MMA, WGMMA = "mma", "wgmma"
-"""The instructions of products."""
+"""The instructions that compute products."""
 VECTOR_BYTES = 16
-"""Neighbors of the widest copy: boxes keep so many of a contiguous index together."""
+"""The bytes of the widest copy, which boxes keep together along a contiguous index."""
 
 
 @dataclass(frozen=True, slots=True)
 class FactorPlace:
-    """Where a factor comes from, and how its tile lies in shared memory.
+    """The source of a factor, and the layout of its tile in shared memory.
 
     Attributes:
-        element: where it is an element with affine subscripts; None: threads compute it.
-        transposed: whether the tile lies as terms x rows, which 16-bit factors may.
+        element: the tensor element with affine subscripts that is copied; None if threads compute the factor.
+        transposed: whether the layout is terms x rows, which is possible for 16-bit factors.
     """
 
     element: AffineElement | None
@@ -34,7 +34,7 @@ class FactorPlace:
 
 @dataclass(frozen=True, slots=True)
 class PairOrder:
-    """The terms of a product, the fastest first, and where its factors come from."""
+    """The term indices of a product, the fastest first, and the sources of its factors."""
 
     terms: tuple[BoundIndex, ...]
     left: FactorPlace
@@ -49,9 +49,9 @@ class PairOrder:
 
 @dataclass(frozen=True, slots=True)
 class ProductOrder:
-    """The indices of a region in the order in which tiles count them, the fastest first.
+    """The indices of a region in the order in which tiles enumerate them, the fastest first.
 
-    output: the stored element, if its subscripts are affine. inner: of the first product of a chain.
+    output: the stored element, or None if it is not affine. inner: the order of the first product of a chain.
     """
 
     rows: tuple[BoundIndex, ...]
@@ -67,14 +67,13 @@ class ProductTiles:
     """The tiles of a region.
 
     Attributes:
-        boxes: for every index the size of a tile along it.
-        tile: rows, columns and terms of a tile. warps: along its rows and columns.
-        stages: of shared memory. group: rows of tiles that consecutive blocks visit together.
-        instruction: `MMA` of warps, or `WGMMA` of warpgroups, which stand along the rows. stores_boxes: whether sums
-            are stored as boxes through shared memory, which only the latter do.
-        lead: steps that the first of two warpgroups begins before the other: each finishes its sums under products of
-            the other.
-        cluster: blocks of neighboring rows of tiles that copy the right factors once for all of them.
+        boxes: the size of a tile along each index.
+        tile: the rows, columns and terms of a tile. warps: the numbers of warps along its rows and columns.
+        stages: the pipeline stages in shared memory. group: the tile rows that consecutive blocks cover together.
+        instruction: `MMA` by warps, or `WGMMA` by warpgroups, which divide the rows.
+        stores_boxes: whether sums are stored via shared memory by TMA, which only `WGMMA` supports.
+        lead: the number of steps by which the first of two warpgroups is ahead, so that epilogues overlap products.
+        cluster: the number of blocks, in neighboring rows of tiles, that share copies of the right factors.
     """
 
     boxes: Mapping[str, int]
@@ -89,16 +88,16 @@ class ProductTiles:
 
     @property
     def warpgroups(self) -> int:
-        """That multiply, where warpgroups do."""
+        """The number of multiplying warpgroups, for `WGMMA`."""
         return self.warps[0] // 4
 
     def count(self, indices: Sequence[BoundIndex]) -> int:
-        """How many tiles there are along indices."""
+        """The number of tiles along `indices`."""
         return prod(-(-i.extent // self.boxes[i.name]) for i in indices)
 
 
 def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> ProductOrder:
-    """The order in which copies and stores of neighbors are possible."""
+    """The order of indices that makes copies and stores contiguous where possible."""
     free = [*region.rows, *region.columns, *region.batch]
     output = affine_element(region.contraction.output, free, buffers)
     read = [[_find_first_element(f, [*free, *p.terms], buffers) for f in p.factors] for p in region.pairs]
@@ -135,7 +134,7 @@ def _order_inner(product: ProductRegion, outer: ProductOrder, buffers: Mapping[s
 
 
 def choose_boxes(order: ProductOrder, tile: tuple[int, int, int]) -> dict[str, int]:
-    """For every index the size of a tile along it, so that together they are `tile` and the fewest tiles are needed."""
+    """The size of a tile along each index, by name: sizes multiply to `tile`, with as few tiles as possible."""
     found = {i.name: 1 for i in order.batch}
     groups = [(order.rows, tile[0]), (order.columns, tile[1]), *((p.terms, tile[2]) for p in order.pairs)]
     for indices, size in groups:
@@ -150,14 +149,14 @@ def _choose_box(extents: tuple[int, ...], size: int) -> tuple[int, ...]:
 
     def waste(box: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
         tiles = prod(-(-n // b) for n, b in zip(extents, box, strict=True))
-        short = min(box[0], 8) < min(8, extents[0])  # neighbors that no vector holds
+        short = min(box[0], 8) < min(8, extents[0])  # too short for the widest vector
         return tiles, int(short), tuple(-b for b in box)
 
     return min(_list_candidate_boxes(extents, size), key=waste)
 
 
 def _list_candidate_boxes(extents: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
-    """Boxes of powers of two, except that the first index has the rest of `size`."""
+    """Boxes of `size` elements whose sides are powers of two, except the first, which has the remaining factor."""
     if len(extents) == 1:
         yield (size,)
         return
@@ -170,7 +169,7 @@ def _list_candidate_boxes(extents: tuple[int, ...], size: int) -> Iterator[tuple
 def _find_first_element(
     factor: ProductFactor, indices: Sequence[BoundIndex], buffers: Mapping[str, Buffer]
 ) -> AffineElement | None:
-    """The first element that a factor reads, if its subscripts are affine: neighbors of it are neighbors."""
+    """The first element that a factor reads, which decides what is contiguous; None if it is not affine."""
     reads = [x for x in tc.walk_expr(factor.value) if isinstance(x, tc.Access)]
     return affine_element(reads[0], indices, buffers) if reads else None
 
@@ -188,7 +187,7 @@ def _unit_index(element: AffineElement, indices: Sequence[BoundIndex]) -> BoundI
 
 
 def _sort_by_stride(indices: Sequence[BoundIndex], elements: Sequence[AffineElement | None]) -> tuple[BoundIndex, ...]:
-    """The indices with the smallest strides first; an index of one value last."""
+    """The indices sorted by stride, the smallest first; those of extent 1 last."""
     known = [e for e in elements if e is not None]
 
     def steps(i: BoundIndex) -> tuple[bool, bool, list[int]]:

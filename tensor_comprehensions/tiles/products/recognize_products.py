@@ -1,8 +1,8 @@
-"""Products of a def that tensor cores compute: statements in, regions and the reasons of all others out.
+"""Find the products of a def that tensor cores can compute, or the reasons why they cannot.
 
-A region is a sum of products of two factors whose values are float16, bfloat16, int8 or uint8 in the text, widened
-there to the type of the sum, with the pointwise statements around it. Factors of float32 are those that the text
-rounds to tf32, or, if options allow that, all.
+A region is a sum of products of two factors, with the pointwise statements around it. In the source, the factors are
+float16, bfloat16, int8 or uint8, and are widened to the type of the sum. A float32 factor must be rounded to tf32 in
+the source, unless options allow rounding any.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .masked_factors import mask_computed_factors
 from .product_region import FactorPair, ProductFactor, ProductRegion, Rounding
 
 FACTOR_TYPES = {FLOAT32: ((FLOAT16,), (BFLOAT16,), (TFLOAT32,)), INT32: ((INT8, UINT8),)}
-"""For the type of a sum the types that its factors may have; those of one tuple may meet."""
+"""The supported types of factors, by the type of the sum; both factors have types of the same tuple."""
 
 
 class IndexKind(Enum):
-    """Which factors a free index moves: both (BATCH), the left one (ROW), or the right one (COLUMN)."""
+    """Which factors depend on a free index: both (BATCH), the left one (ROW), or the right one (COLUMN)."""
 
     BATCH = "batch"
     ROW = "row"
@@ -42,7 +42,7 @@ class IndexKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RefusedProduct:
-    """A sum of products that is no region, and why."""
+    """A sum of products that tensor cores cannot compute, and the reason."""
 
     target: str
     reason: str
@@ -57,9 +57,9 @@ DefPiece: TypeAlias = ProductRegion | tuple[BoundStatement, ...]
 def recognize_products(
     function: BoundFunction, *, tf32: bool = False, chains: bool = True
 ) -> tuple[tuple[DefPiece, ...], tuple[RefusedProduct, ...]]:
-    """The def as regions and runs of other statements, in order; and why other products are none.
+    """Divide a def into regions and groups of other statements, in order; also return the refused products.
 
-    tf32: whether factors of float32 may be rounded to it. chains: whether two products may be one region.
+    tf32: whether any float32 factors may be rounded to tf32. chains: whether chained products may form one region.
     """
     tensors, statements = {t.name: t for t in function.tensors}, function.statements
     restricted = restrict_domains(function, most_kept=1.0)
@@ -70,7 +70,7 @@ def recognize_products(
     while at < len(statements):
         found = match_contraction(statements, at, tensors, in_place=True, finish_checked=False)
         masked = found is None
-        if masked:  # a sum whose mask stands around its product
+        if masked:  # retry with masks around the product converted to domains
             found = match_contraction(restricted.statements, at, tensors, in_place=True, finish_checked=False)
             found = found if found is not None and found.statements[found.update].terms else None
         if found is not None and (first := _checked_definitions(found)):
@@ -109,7 +109,7 @@ def _is_product(s: BoundStatement) -> bool:
 
 
 def _region_at(function: BoundFunction, at: int, *, tf32: bool) -> ProductRegion | None:
-    """The region that begins at a statement."""
+    """The region that begins at statement `at`; None if there is none."""
     tensors = {t.name: t for t in function.tensors}
     found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
     try:
@@ -124,7 +124,7 @@ def _checked_definitions(found: MatchedContraction) -> int:
 
 
 def _region_of(function: BoundFunction, found: MatchedContraction, *, tf32: bool) -> ProductRegion:
-    """The region of a contraction. Raises CannotLower with the reason why it is none."""
+    """The region of a contraction. Raises CannotLower with the reason if tensor cores cannot compute it."""
     for s in found.statements:
         if s.checks:
             raise CannotLower("a subscript is checked in the run")
@@ -153,7 +153,7 @@ def _region_of(function: BoundFunction, found: MatchedContraction, *, tf32: bool
 
 
 def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int, *, tf32: bool) -> ProductRegion:
-    """The region with the updates of the same sums that follow it, and their epilogue."""
+    """The region joined with the following products that are added to the same sums, and their epilogue."""
     while at < len(function.statements) and region.contraction.epilogue is None:
         tensors = {t.name: t for t in function.tensors}
         found = match_contraction(function.statements, at, tensors, in_place=True, finish_checked=False)
@@ -183,13 +183,13 @@ def _accumulates_into(region: ProductRegion, found: MatchedContraction) -> bool:
 
 
 def _list_index_positions(subscripts: Sequence[tc.Expr], of: MatchedContraction) -> list[int]:
-    """Which free index each subscript is."""
+    """The position among the free indices of each subscript."""
     names = [i.name for i in of.free]
     return [names.index(e.name) for e in subscripts if isinstance(e, tc.Index)]
 
 
 def _join_regions(region: ProductRegion, more: ProductRegion) -> ProductRegion | None:
-    """Both as one region, in the names of the first; None if rows and columns of them differ."""
+    """Both as one region, with the index names of the first; None if their free indices or factor sizes differ."""
     first, last = region.contraction, more.contraction
     names = {new.name: old.name for new, old in zip(last.free, first.free, strict=True)}
     taken = {i.name for p in region.pairs for i in p.terms} | {i.name for i in first.free}
@@ -237,7 +237,7 @@ def _classify_index(i: BoundIndex, names: tuple[frozenset[str], frozenset[str]])
 
 
 def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | None:
-    """The longest index along which the output is contiguous."""
+    """The name of the longest index along which the output is contiguous, or None."""
     output, extents = found.output, {i.name: i.extent for i in found.free}
     strides = function.tensor(output.tensor).strides
     unit = [e.name for e, n in zip(output.subscripts, strides, strict=True) if isinstance(e, tc.Index) and n == 1]
@@ -245,19 +245,19 @@ def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | Non
 
 
 def _factors_of(left: tc.Expr, right: tc.Expr, *, tf32: bool) -> tuple[ProductFactor, ProductFactor]:
-    """Both factors as tensor cores take them. Raises CannotLower if one is computed and not rounded."""
+    """Both factors in types that tensor cores support. Raises CannotLower if a factor is not rounded to one."""
     both = (left, right)
     if all(e.dtype == FLOAT32 for e in both) and not all(_undo_widening(e, None) for e in both):
         a, b = (_rounded_factor(e, tf32=tf32) for e in both)
         if a is not None and b is not None and (a.rounding or b.rounding):
-            one = a.rounding or b.rounding  # halves are tf32, too
+            one = a.rounding or b.rounding  # half-precision values are exact in tf32
             return replace(a, rounding=a.rounding or one), replace(b, rounding=b.rounding or one)
     a, b = (ProductFactor(_narrow_factor(e)) for e in both)
     return a, b
 
 
 def _rounded_factor(e: tc.Expr, *, tf32: bool) -> ProductFactor | None:
-    """A factor of float32 that is tf32 in the text, or may be rounded; one that is half-precision needs no rounding."""
+    """A float32 factor that the source rounds to tf32, that may be rounded, or that is exact in tf32; else None."""
     value = _tf32_operand(e)
     if value is not None:
         return ProductFactor(value, Rounding.TEXT)
@@ -267,7 +267,7 @@ def _rounded_factor(e: tc.Expr, *, tf32: bool) -> ProductFactor | None:
 
 
 def _tf32_operand(e: tc.Expr) -> tc.Expr | None:
-    """`e` before the text rounds it to tf32; zeros need no rounding."""
+    """`e` without its rounding to tf32 in the source, or None if it is not rounded; zeros need no rounding."""
     match e:
         case tc.Call(function=name, arguments=(operand,)) if name == TF32:
             return operand
@@ -279,7 +279,7 @@ def _tf32_operand(e: tc.Expr) -> tc.Expr | None:
 
 
 def _narrow_factor(e: tc.Expr) -> tc.Expr:
-    """The value of a factor before the text widens it. Raises CannotLower if it is computed and not rounded."""
+    """The value of a factor before the source widens it. Raises CannotLower if it is not a widened value."""
     narrow = _undo_widening(e, None)
     if narrow is not None:
         return narrow
@@ -292,7 +292,7 @@ def _narrow_factor(e: tc.Expr) -> tc.Expr:
 
 
 def _undo_widening(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
-    """`e` before it was widened: of `dtype`, where that is known. Widening is exact, so zeros may be widened first."""
+    """`e` before it was widened from a supported type (`dtype` if given); else None. Constant zeros fit any type."""
     match e:
         case tc.Cast(operand) if any(operand.dtype in types for types in FACTOR_TYPES.get(e.dtype, ())):
             return operand if dtype in (None, operand.dtype) else None

@@ -1,9 +1,8 @@
-"""Sums that masked terms may have spoiled, computed again by the threads that hold them.
+"""Recompute sums that masked terms may have spoiled, in the threads that hold them.
 
-A step with masked terms multiplies factors of 0 by others that the def does not read there. If such a factor is
-infinite or no number, so is the product, and the sum is no number. A thread that finds such a sum (of a chain with a
-softmax, in a row whose weights have a sum that is a number) adds its terms once more, one by one, without the masked
-ones.
+A partly masked step multiplies zeros by elements that the def does not read. If such an element is infinite or NaN, the
+product and the sum become NaN. A thread that finds a NaN sum recomputes it term by term, without the masked terms. In a
+chain with a softmax, it does so only if the sum of the row's weights is not NaN.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ SCORE, WEIGHT = "score_again", "weight_again"
 def recompute_masked_sums(
     lowering: ProductLowering, masked: MaskedSteps, total: RegisterFragment, at: Mapping[str, ir.Expr]
 ) -> None:
-    """Add statements to the program that recompute the sums of masked steps. at: the coordinates of the tile."""
+    """Emit statements that recompute spoiled sums. at: the coordinates of the tile."""
     groups = (lowering.order.rows, lowering.order.columns)
     names: list[tuple[str, ir.Expr]] = []
     values = lowering.tile_points(groups, at).partition(total.tv)[total.thread]
@@ -62,7 +61,7 @@ def _recompute_row(
     lowering: ProductLowering, masked: MaskedSteps, total: RegisterFragment, points: Mapping[int, DataTensor],
     at: Mapping[str, ir.Expr],
 ) -> ir.Stmt:  # fmt: skip
-    """Compute the sums of one row again if one of them is no number, and may be."""
+    """Recompute a thread's sums of one row if one of them is NaN and may be spoiled."""
     first, chain = min(points), lowering.chained
     sums = {v: read_value(total, v) for v in points}
     spoiled = reduce(build.logical_or, [build.ne(x, x) for x in sums.values()])
@@ -89,7 +88,7 @@ def _add_terms(
     lowering: ProductLowering, masked: MaskedSteps, total: RegisterFragment, points: Mapping[int, DataTensor],
     at: Mapping[str, ir.Expr], known: Mapping[str, ir.Expr],
 ) -> ir.Stmt:  # fmt: skip
-    """Add the products of one left factor to the sums of its row, where the masks of their columns leave them."""
+    """Add one term to the sums of a row: the products with one left factor, except in masked columns."""
     (pair,), chain = lowering.region.pairs, lowering.chained
     score, weight = (build.register(name, FLOAT32) for name in (SCORE, WEIGHT))
     scope = _scope(lowering, points[min(points)], at)
@@ -113,7 +112,7 @@ def _add_terms(
 
 
 def _score_statements(chain: ChainedLeft, score: ir.Buffer, scope: LoweringScope) -> Iterator[ir.Stmt]:
-    """The sum of the first product, finished."""
+    """Statements that compute a score: the sum of the first product, with its epilogue."""
     c, (pair,) = chain.product.contraction, chain.product.pairs
     yield build.store(score, (), build.const(0, FLOAT32))
     inner = _with_numbers(scope, {i.name: _loop_value(i) for i in pair.terms})
@@ -126,7 +125,7 @@ def _score_statements(chain: ChainedLeft, score: ir.Buffer, scope: LoweringScope
 def _weight_statements(
     chain: ChainedLeft, score: ir.Buffer, scope: LoweringScope, known: Mapping[str, ir.Expr]
 ) -> Iterator[ir.Stmt]:
-    """The weight of a finished score in its place, if there is a softmax."""
+    """Statements that replace a score by its weight, if there is a softmax."""
     if chain.softmax is not None:
         for e in (chain.softmax.largest, chain.softmax.weight):
             numbers = {**known, ACCUMULATOR: build.load(score)}
@@ -134,7 +133,7 @@ def _weight_statements(
 
 
 def _scope(lowering: ProductLowering, point: DataTensor, at: Mapping[str, ir.Expr]) -> LoweringScope:
-    """The values of all indices at a point of the output, for the term that loops have reached."""
+    """The values of all indices at a point of the output, in the loops over terms."""
     terms = lowering.order.pairs[0].terms
     found = lowering.point_scope((lowering.order.rows, lowering.order.columns), point, at)
     return _with_numbers(found, {i.name: _loop_value(i) for i in terms})
@@ -158,7 +157,7 @@ def _loop_name(i: BoundIndex) -> str:
 
 
 def _row_predicate(lowering: ProductLowering, point: DataTensor) -> ir.Expr | None:
-    """Whether the row of a point exists."""
+    """The condition that the row of a point exists; None if it always does."""
     indices = [i for g in (lowering.order.rows, lowering.order.columns) for i in g]
     rows = len(lowering.order.rows)
     found: ir.Expr | None = None
