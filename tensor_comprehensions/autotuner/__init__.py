@@ -1,5 +1,5 @@
 """Search for the options that make a def fast: candidates in, the fastest correct candidate out.
 
-Always holds: no candidate runs in the caller's process; a stored winner agrees with the reference evaluator; the same
+Invariant: no candidate runs in the caller's process; a stored winner agrees with the reference evaluator; the same
 seed and the same timings give the same search.
 """

@@ -15,14 +15,14 @@ from ..runtime.cpu.host import host
 
 _NAME = r"cpu(?::(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?"
 DIGITS = 9
-"""Of the number of a processor."""
+"""The maximum number of digits of a processor number; a longer number is out of range."""
 MOST = 1 << 16
-"""Processors of a range."""
+"""The maximum distance from the first to the last processor of a range; the rest is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningDevice:
-    """A set of processors. name: as given, "cpu" or "cpu:0-3"."""
+    """A set of processors. name: as the user wrote it, "cpu" or "cpu:0-3". threads: the number that run kernels."""
 
     name: str
     cpus: tuple[int, ...]
@@ -30,7 +30,7 @@ class TuningDevice:
 
 
 def is_gpu(name: object) -> bool:
-    """Does a user name a GPU, "cuda:0", or one that is only modeled, "emulated:sm_90"?"""
+    """Whether `name` is a GPU such as "cuda:0", or an emulated one such as "emulated:sm_90"."""
     return isinstance(name, str) and name.startswith(("cuda", "emulated"))
 
 
@@ -53,14 +53,14 @@ def parse_device(name: object) -> TuningDevice:
 
 
 def _parse_processor_range(part: str) -> range:
-    """The processors of "3" or "0-3", or the first MOST of them."""
+    """The processors of "3" or "0-3"; a range ends at most `MOST` after its first."""
     first, dash, last = part.partition("-")
     low, high = (int(n) if len(n) <= DIGITS else 10**DIGITS for n in (first, last if dash else first))
     return range(low, min(high, low + MOST) + 1)
 
 
 def parse_devices(names: Sequence[object]) -> tuple[TuningDevice, ...]:
-    """Devices that have no processor in common, and equally many. Raises ArgumentError."""
+    """Parse devices that share no processor and have equally many threads. Raises ArgumentError."""
     if not isinstance(names, Sequence):
         raise ArgumentError(f"the devices are {names!r}", expected='names such as ["cpu"]')
     found = tuple(map(parse_device, names))
@@ -82,9 +82,9 @@ def available_cpus() -> tuple[int, ...]:
 
 
 def cpu_fingerprint(threads: int | None = None) -> str:
-    """Of the device of this process: its processor and how many threads run kernels.
+    """An identifier of this process's CPU and of the number of threads that run kernels (default: torch's).
 
-    Workers with one fingerprint give times that can be compared.
+    Times from workers with equal fingerprints can be compared.
     """
     target = host()
     facts = repr((target, torch.get_num_threads() if threads is None else threads))

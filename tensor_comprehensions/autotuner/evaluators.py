@@ -1,6 +1,6 @@
 """Where candidates are evaluated: on this machine, or on the workers of an executor that run `evaluate_in_site`.
 
-Always holds: every request message gets a reply message, even if its worker dies.
+Invariant: every request message gets a reply message, even if its worker dies.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Evaluator(Protocol):
     """The interface of evaluators.
 
     Attributes:
-        separate: whether compiling is a request of its own.
-        width: how many requests are sent at once.
-        fingerprint: of the devices that must answer.
+        separate: whether compiling and running are separate requests.
+        width: the maximum number of requests in flight.
+        fingerprint: the fingerprint that answering devices must have.
     """
 
     separate: bool
@@ -46,8 +46,8 @@ class Evaluator(Protocol):
 def future_reply(future: Future[bytes], asked: str) -> pb.Reply:
     """The reply of a future, or one that reports its failure.
 
-    asked: the fingerprint of the device that must have answered; empty: any. The status is UNKNOWN if the cause of a
-    failure is unknown, as when an executor lost the worker.
+    asked: the fingerprint that the answering device must have; empty: any. The status is UNKNOWN if the cause of a
+    failure is unknown, e.g. if an executor lost the worker.
     """
     try:
         raw = future.result()
@@ -58,7 +58,7 @@ def future_reply(future: Future[bytes], asked: str) -> pb.Reply:
         return pb.Reply(status=pb.CRASH, message=f"an answer that is none: {error}")
     except CancelledError:
         return pb.Reply(status=pb.REFUSED, message="cancelled")
-    except Exception as error:  # of an executor
+    except Exception as error:  # raised by an executor
         return pb.Reply(status=pb.UNKNOWN, message=f"{type(error).__name__}: {error}")
     if reply.version != VERSION:
         return pb.Reply(status=pb.REFUSED, message=f"an answer of version {reply.version}, not {VERSION}")
@@ -86,10 +86,10 @@ def device_lost(raw: bytes) -> bool:
 
 
 class LocalWorkers:
-    """Worker processes of this machine: some that compile, and one for each device that runs.
+    """Worker processes on this machine: one per available processor to compile, one per device to run kernels.
 
     They start with `begin`, or with the first request. Usage: `with LocalWorkers(devices) as evaluator: ...`;
-    afterwards none is left.
+    leaving the block ends them.
     """
 
     separate = True
@@ -138,9 +138,9 @@ class LocalWorkers:
 
 
 class InProcess:
-    """This process: starts at once, for candidates as trustworthy as any kernel that is called.
+    """Evaluates in this process, without startup time: for candidates that are as safe as any kernel that is called.
 
-    Times are those of torch's threads as now configured.
+    Kernels run on torch's current number of threads.
     """
 
     separate, width = True, 1
@@ -158,12 +158,12 @@ class InProcess:
         return future
 
     def close(self) -> None:
-        """Give back the memory of the problems."""
+        """Free the memory of prepared problems."""
         clear_prepared_problems()
 
 
 class _Processes:
-    """A zygote with its workers."""
+    """A fork server with its workers."""
 
     def __init__(self, compiling: Sequence[WorkerConfig], running: Sequence[WorkerConfig]) -> None:
         self.zygote = ForkServer()
@@ -182,7 +182,7 @@ class _Processes:
 class ExecutorWorkers:
     """Workers behind any `concurrent.futures.Executor`.
 
-    width: requests that are sent before the first must answer. function: what workers run, `evaluate_in_site`.
+    width: the maximum number of requests in flight. function: runs in the workers; None: `evaluate_in_site`.
     """
 
     separate = False
@@ -200,22 +200,22 @@ class ExecutorWorkers:
         self.fingerprint = cpu_fingerprint(device.threads)
 
     def begin(self) -> None:
-        """Workers are the executor's."""
+        """Do nothing: the executor starts its workers."""
 
     def submit(self, request: pb.Request) -> Future[bytes]:
-        """Send a request away as bytes."""
+        """Submit the serialized request to the executor."""
         request.threads = self._threads
         return self._executor.submit(self._function, request.SerializeToString())
 
     def close(self) -> None:
-        """The executor is the caller's."""
+        """Do nothing: the caller owns the executor."""
 
 
 def evaluate_in_site(raw: bytes) -> bytes:
-    """Answer a request on the machine that this is called on, in a process that may die.
+    """Answer a request on this machine, in a child process that may crash; for `Executor.submit`.
 
-    Never raises and always returns within the limits of the request; fit for `Executor.submit`. Calls of one process
-    take turns: a device that is timed does one thing at a time.
+    Never raises and always returns within the limits of the request. Calls in one process take turns, so that nothing
+    else runs on a device that is timed.
     """
     request = pb.Request()
     try:
@@ -235,7 +235,7 @@ _sites: dict[tuple[int, int], tuple[ForkServer, WorkerPool]] = {}
 
 
 def _get_worker_pool(threads: int) -> WorkerPool:
-    """The worker of this process, with this many threads."""
+    """The pool of one worker with `threads` threads in this process; a new one replaces any other."""
     key = (os.getpid(), threads)
     if key not in _sites:
         close_site()

@@ -32,25 +32,25 @@ from .problem import KINDS, Problem, fill_inputs
 from .timing import LoadedCandidate, ProblemMemory, TimedLaunch
 
 DIRECT = 1 << 25
-"""Points that the reference evaluator computes for one set of inputs in a second or two."""
+"""The maximum number of points for the reference evaluator, which computes them in a second or two."""
 ROUNDINGS = 32
-"""Rounding errors that any order of summation may make, relative to the largest element times the square root of the
-longest sum.
+"""The rounding errors that are allowed, for any order of summation, relative to the largest element times the square
+root of the longest sum.
 """
 TRUSTED = 1 << 8
-"""How many times that the default kernel may be off, in a def that loses digits, before it is taken for wrong."""
+"""The multiple of the usual tolerance beyond which the default kernel is wrong; cancellation takes it above 1."""
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutputs:
-    """The right outputs, and for each how far every element may be from it."""
+    """The correct outputs, and for each the absolute error that its elements may have."""
 
     outputs: tuple[Tensor, ...]
     allowed: tuple[float, ...]
 
     def fault(self, outputs: Sequence[Tensor]) -> tuple[pb.Status, str] | None:
-        """The fault of the outputs, or None."""
+        """The status and a description of the first wrong output, or None."""
         for number, (x, right, allowed) in enumerate(zip(outputs, self.outputs, self.allowed, strict=True)):
             problem = find_fault(x, right, allowed)
             if problem is not None:
@@ -59,7 +59,7 @@ class ExpectedOutputs:
 
 
 def find_fault(x: Tensor, right: Tensor, allowed: float) -> tuple[pb.Status, str] | None:
-    """The fault of an output whose elements may differ from the right ones by `allowed`; None if it has none."""
+    """The status and a description if an element of `x` differs from `right` by more than `allowed`, else None."""
     if not x.dtype.is_floating_point:
         a, b = (t.view(torch.uint8) if t.dtype is torch.bool else t for t in (x, right))
         wrong = int((a != b).sum())
@@ -80,7 +80,7 @@ def find_fault(x: Tensor, right: Tensor, allowed: float) -> tuple[pb.Status, str
 
 
 def max_deviation(x: Tensor, right: Tensor) -> float:
-    """The largest difference of finite elements."""
+    """The largest absolute difference of finite elements; 0 for integers."""
     if not x.numel() or not x.dtype.is_floating_point:
         return 0.0
     difference = (x - right).abs_() if x.dtype is right.dtype else (x.to(right.dtype) - right).abs_()
@@ -88,7 +88,7 @@ def max_deviation(x: Tensor, right: Tensor) -> float:
 
 
 class OutputOracle:
-    """The right results for one problem, kept in memory and, if there is a folder, for other workers there."""
+    """Computes the correct results of one problem; caches them in memory and, for other workers, in `folder`."""
 
     def __init__(self, problem: Problem, folder: Path | None) -> None:
         self.problem, self.folder = problem, folder
@@ -97,9 +97,9 @@ class OutputOracle:
         self._verified = False
 
     def expected_outputs(self, memory: ProblemMemory, kind: str, seed: int) -> ExpectedOutputs:
-        """For inputs of a kind, which `memory` holds.
+        """The expected outputs for the inputs in `memory`, which were filled for `kind` and `seed`.
 
-        Raises InternalError if the default kernel is wrong, RangeError where the inputs are.
+        Raises InternalError if the default kernel is wrong, RangeError if the inputs lead out of a tensor.
         """
         known = self._known.get((kind, seed)) or self._load(kind, seed)
         if known is None:
@@ -131,7 +131,7 @@ class OutputOracle:
         return tuple(x.clone() for x in memory.outputs)
 
     def _allowed_deviations(self, memory: ProblemMemory, outputs: Sequence[Tensor]) -> tuple[float, ...]:
-        """The usual tolerance, or more in a def in which the default kernel needs more."""
+        """For each output the usual tolerance, or 4 times the error of the default kernel if that is larger."""
         allowed = []
         for mine, right in zip(self._run_default_kernel(memory), outputs, strict=True):
             usual, off = allow_rounding(right, self.problem.longest_sum), max_deviation(mine, right)
@@ -141,7 +141,7 @@ class OutputOracle:
             allowed.append(max(usual, 4 * off))
         return tuple(allowed)
 
-    # --- for other workers ---
+    # --- files shared with other workers ---
 
     def _path(self, kind: str, seed: int) -> Path | None:
         return None if self.folder is None else self.folder / f"{self.problem.digest}_{kind}_{seed}.npz"
@@ -171,7 +171,7 @@ class OutputOracle:
 
 
 def allow_rounding(right: Tensor, longest_sum: int) -> float:
-    """How far an element may be from the right one: some roundings of its type, more in longer sums."""
+    """The usual tolerance of an output: some rounding errors of its type, more in longer sums; 0 for integers."""
     digits = _DIGITS.get(right.dtype)
     if digits is None or not right.numel():
         return 0.0
@@ -198,7 +198,7 @@ def reference_outputs(memory: ProblemMemory) -> tuple[Tensor, ...]:
 
 
 def verify_small(problem: Problem) -> None:
-    """Compare the default kernel with the reference evaluator at sizes that this can do. Raises InternalError."""
+    """Compare the default kernel with the reference evaluator at sizes small enough for it. Raises InternalError."""
     small = shrink_problem(problem)
     for kind in KINDS:
         memory = ProblemMemory(small)

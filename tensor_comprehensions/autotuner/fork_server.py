@@ -1,7 +1,7 @@
 """The process that worker processes are forked from: it has loaded torch and the compiler, and runs neither.
 
 `python -m tensor_comprehensions.autotuner.fork_server FD PARENT` takes orders over the socket FD until its peer or the
-process PARENT is gone, and ends its workers then. A worker starts in some milliseconds and has its own memory, threads
+process PARENT is gone, and then kills its workers. A worker starts in some milliseconds and has its own memory, threads
 and limits, so a candidate can harm no other process.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 from . import ipc
 
 LOOK = 1.0
-"""Seconds between two looks at whether the parent lives."""
+"""Seconds between checks that the parent is alive."""
 PRELOAD = (
     "torch",
     "numpy",
@@ -47,7 +47,7 @@ class ParentGone(Exception):
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Serve until the parent is gone; then leave neither a process nor a file."""
+    """Serve until the parent is gone; then kill all workers and remove the folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _raise_parent_gone)
     _die_with_parent(signal.SIGTERM)
@@ -72,7 +72,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def remove_stale_folders() -> None:
-    """Remove the folders of processes like this one that were killed."""
+    """Remove the temporary folders of fork servers that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         owner = folder.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
@@ -112,7 +112,7 @@ def _obey_order(control: socket.socket, order: tuple[dict[str, Any], list[int]],
 
 
 def _serve_requests(connection: socket.socket, settings: dict[str, Any], zygote: int) -> None:
-    """Answer requests until there are none; never returns."""
+    """Answer requests until the tuner disconnects, then exit; never returns."""
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -141,7 +141,7 @@ def _import_handler(settings: dict[str, Any]) -> Handler:
 
 
 def _apply_worker_limits(settings: dict[str, Any]) -> None:
-    """Keep to the processors, the threads and the memory that are allowed, and be silent."""
+    """Limit this process to its processors, threads and memory, and silence its standard streams."""
     import torch
 
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -165,7 +165,7 @@ def _virtual_memory() -> int:
 
 
 def _die_with_parent(number: int) -> None:
-    """Have the system send a signal to this process when its parent ends, where it can."""
+    """Have the kernel send a signal to this process when its parent ends; only on Linux."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)

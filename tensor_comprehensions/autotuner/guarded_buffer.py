@@ -8,7 +8,7 @@ from torch import Tensor
 GUARD = 4096
 """Bytes before and after the memory of each tensor."""
 ALIGNMENT = 64
-"""Of the first element, as torch's allocator has it."""
+"""The alignment of the first element in bytes, the same as from torch's allocator."""
 _CANARY, _POISON = 0xA5, 0xFF  # floats of all ones are NaN
 
 
@@ -31,16 +31,16 @@ class GuardedBuffer:
         return self.bytes.data_ptr()
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-        """A view of the memory, which must suffice for it."""
+        """A view of the memory, which must be large enough."""
         flat = self.bytes.view(dtype) if self.size else torch.empty(0, dtype=dtype, device="cpu")
         return flat.as_strided(shape, strides)
 
     def poison(self) -> None:
-        """Fill with NaN or -1, so that elements left unwritten, or read, show."""
+        """Fill with NaN or -1 to expose elements that are left unwritten, or read before they are written."""
         self.bytes.fill_(_POISON)
 
     def digest(self) -> int:
-        """A number that changes when a byte does."""
+        """A checksum, which changes if one byte does."""
         return int(self._words.sum())
 
     def guards_intact(self) -> bool:

@@ -1,6 +1,6 @@
 """Messages between a tuner and its worker processes: a kind, a length and bytes over a stream socket.
 
-Always holds: malformed messages of a broken peer are refused before memory is allocated for them.
+Invariant: malformed messages of a broken peer are refused before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 
 REQUEST, PHASE, REPLY = b"Q", b"P", b"R"
 LARGEST = 1 << 28
-"""Bytes that a message may have."""
+"""The maximum size of a payload in bytes."""
 TICK = 0.1
-"""Seconds between two looks at the clock."""
+"""Seconds between checks of the clock."""
 _HEADER = struct.Struct("<cQ")
 
 
@@ -27,7 +27,7 @@ class Disconnected(Exception):
 
 
 class Timeout(Exception):
-    """The peer took longer than it may."""
+    """The peer took longer than allowed."""
 
 
 def send_frame(connection: socket.socket, kind: bytes, payload: bytes = b"") -> None:
@@ -53,14 +53,14 @@ def receive_frame(connection: socket.socket, seconds: float | None = None) -> tu
 
 
 class WaitBudget:
-    """How much longer to wait, of `seconds` in all; one look at it counts for at most two ticks."""
+    """The time left of `seconds` of waiting; a check subtracts at most two ticks, as this process may be stopped."""
 
     def __init__(self, seconds: float | None) -> None:
         self.left = seconds
         self._seen = time.monotonic()
 
     def is_exhausted(self) -> bool:
-        """Note the time that has passed. Is none left?"""
+        """Subtract the time since the last check; return whether none is left."""
         now = time.monotonic()
         if self.left is not None:
             self.left -= min(now - self._seen, 2 * TICK)

@@ -1,6 +1,6 @@
 """Job files as tables of known settings: untrusted TOML or JSON, checked before use.
 
-Always holds: a mistake in a file is an ArgumentError, and reading a file takes time in proportion to its length.
+Invariant: a mistake in a file is an ArgumentError, and reading a file takes time in proportion to its length.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..core.errors import ArgumentError
 from ..dispatch.arguments import parse_sizes
 
 LARGEST = 1 << 22
-"""Bytes of a job file, and of a file with defs."""
+"""The maximum size of a job file, and of a file with defs, in bytes."""
 DEEPEST = 16
-"""Nesting depth of tables and lists, and parts of a dotted key, for which parsers take quadratic time."""
+"""The maximum depth of nested tables and lists, and of dotted keys, for which parsers take quadratic time."""
 MOST_BITS = 63
-"""Of a number: all of them print, and fit into messages."""
+"""The maximum width of an integer, so that it can be printed and fits into messages."""
 _WORD = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_WORD}[ \t]*\.[ \t]*){{{DEEPEST}}}")
 
@@ -33,9 +33,9 @@ def read_table(path: Path) -> dict[str, Any]:
         found = json.loads(text) if path.suffix == ".json" else _parse_toml(text)
     except OSError as error:
         raise ArgumentError(f"cannot read the job {path}: {error}") from error
-    except RecursionError:  # of thousands of frames, which say no more
+    except RecursionError:  # drop its traceback of thousands of frames
         raise ArgumentError(f"the job {path} nests too deep", expected=f"at most {DEEPEST} levels") from None
-    except ValueError as error:  # of either format, and of UTF-8
+    except ValueError as error:  # from either parser, or from decoding UTF-8
         raise ArgumentError(f"the job {path} cannot be understood: {error}") from error
     _check_values(found, str(path))
     if not isinstance(found, dict):
@@ -93,7 +93,7 @@ def read_text_setting(table: Mapping[str, Any], name: str, where: str) -> str | 
 
 
 def read_sizes_setting(given: object, where: str) -> list[dict[str, float]]:
-    """The sizes of a task: a list of tables and texts, or one of them. Raises ArgumentError."""
+    """Parse the sizes of a task: a table or text, or a list of these. Raises ArgumentError."""
     several = given if isinstance(given, list) else [given]
     if not several:
         raise ArgumentError(f"{where}: sizes is an empty list", suggestion="leave sizes away for a def without sizes")

@@ -1,6 +1,6 @@
 """Offline jobs: a file that lists defs and sizes, tuned one after another, by one process or by many.
 
-Always holds: a killed job resumes where its journal ends; the results of a finished search are in the store.
+Invariant: a killed job resumes where its journal ends; the results of a finished search are in the store.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _JOB: dict[str, Any] = {
 }
 _SHARD = re.compile("[0-9]{1,6}/[0-9]{1,6}")
 SMALLEST = 8
-"""Candidates of a generation from which it pays to breed."""
+"""The smallest population for which breeding pays."""
 _TASK: dict[str, Any] = {"file": None, "source": None, "def": None, "sizes": [{}], "budget": None}
 
 
 @dataclass(frozen=True, slots=True)
 class JobTask:
-    """One def at one size. name: for people."""
+    """One def at one set of sizes. name: only for display."""
 
     name: str
     function: Function
@@ -114,7 +114,7 @@ def _load_functions(given: Mapping[str, Any], path: Path, where: str) -> list[Fu
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`3/64` as (3, 64), counted from 0. Raises ArgumentError."""
+    """Parse `3/64` as (3, 64): shard 3, counted from 0, of 64. Raises ArgumentError."""
     number, _, count = text.partition("/")
     if _SHARD.fullmatch(text) and int(number) < int(count):
         return int(number), int(count)
@@ -148,7 +148,7 @@ def _shard_budget(trying: SearchBudget) -> SearchBudget:
 
 
 class ProgressListener:
-    """Callbacks for the progress of a job. These do nothing."""
+    """Callbacks for the progress of a job; by default they do nothing."""
 
     def begin(self, number: int, of: int, task: JobTask) -> None: ...
 
@@ -165,19 +165,19 @@ def run_job(
     watcher: ProgressListener,
     evaluator: Callable[[], Evaluator] | None = None,
 ) -> list[tuple[str, TuningResult[CpuOptions]]]:
-    """Work off tasks in order: the name and the result of each that succeeded. A task that is interrupted is the last.
+    """Tune tasks in order, up to one that is interrupted; return the name and result of each that succeeded.
 
     Raises KeyboardInterrupt if it is interrupted twice.
     """
     found: list[tuple[str, TuningResult[CpuOptions]]] = []
-    book = Journal(journal)  # for all tasks: another process that wants it is refused, whichever is at work
+    book = Journal(journal)  # stays locked from the first task to the last
     where = LocalWorkers(on) if evaluator is None else evaluator()
     try:
         for number, task in enumerate(tasks):
             watcher.begin(number, len(tasks), task)
             try:
                 tuned = _tune_task(task, on, store, book, watcher, where)
-            except (TCError, InternalError, OSError) as error:  # no process can be started, say
+            except (TCError, InternalError, OSError) as error:  # e.g. no process can be started
                 get_logger("tune").debug("%s: %s", task.name, error)
                 watcher.end(task, None, str(error))
                 continue

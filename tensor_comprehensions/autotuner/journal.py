@@ -1,6 +1,6 @@
 """A file that records the outcome of each candidate, so that a killed search can resume.
 
-Always holds: a partly written record counts as absent; one process at a time writes; a full disk ends the journal, not
+Invariant: a partly written record counts as absent; one process at a time writes; a full disk ends the journal, not
 the search.
 """
 
@@ -27,9 +27,9 @@ from . import tuner_pb2 as pb
 _MAGIC = b"tcjournal1\n"
 _HEADER = struct.Struct("<II")
 LARGEST = 1 << 20
-"""Bytes of a record."""
+"""The maximum size of a record in bytes."""
 LARGEST_FILE = 1 << 28
-"""Bytes of a journal that is read."""
+"""The maximum size of a journal that is read, in bytes."""
 Record = pb.Start | pb.Outcome | pb.Decision
 
 
@@ -59,7 +59,7 @@ class Journal:
                 )
             self._end = self._read(self._file, path)
             self._file.truncate(self._end)
-        except (OSError, ValueError) as error:  # a NUL in the name
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             self._discard()
             raise ArgumentError(f"the journal {path} cannot be written: {error}") from error
         except ArgumentError:
@@ -99,7 +99,7 @@ class Journal:
         return self._known.get((problem, options))
 
     def decision(self, problem: str) -> pb.Decision | None:
-        """How the search for a problem ended, the last time that it did."""
+        """The result of the last search for a problem that ended, or None."""
         return self._decided.get(problem)
 
     def start(self, problem: str) -> pb.Start | None:
@@ -107,7 +107,7 @@ class Journal:
         return self._started.get(problem)
 
     def add(self, problem: str, record: Record) -> None:
-        """Remember a record, on disk before this returns as far as the system is concerned."""
+        """Add a record, which is written to the file, but not synced, before this returns."""
         self._take(problem, record)
         if self._file is not None:
             name = problem.encode()
@@ -122,7 +122,7 @@ class Journal:
                 self._end += len(data)
 
     def _give_up(self, error: OSError) -> None:
-        """Go on without the file: it stays whole, but receives no more records."""
+        """Go on without the file: cut off a partly written record, and add no more."""
         get_logger("tune").warning(
             "the journal %s cannot be written: %s; the search goes on without recording its results",
             self._path, error,
@@ -206,7 +206,7 @@ def _serialize_options(outcome: pb.Outcome) -> bytes:
 
 
 def _parse_records(data: bytes) -> Iterator[tuple[int, str, Record]]:
-    """(where it ends, problem, record) of every record up to the first that is damaged."""
+    """Yield (end offset, problem, record) for each valid record before the first that is damaged."""
     at = len(_MAGIC)
     while at + _HEADER.size <= len(data):
         length, check = _HEADER.unpack_from(data, at)
@@ -225,7 +225,7 @@ def _parse_records(data: bytes) -> Iterator[tuple[int, str, Record]]:
 
 
 def _is_valid_record(record: Record) -> bool:
-    """Whether a search may have written it: known words, and times that a run can take."""
+    """Whether a search can have written `record`: known values, and times that are possible."""
     if isinstance(record, pb.Outcome):
         if record.status not in pb.Status.values() or not 0 <= record.elapsed < math.inf:
             return False
@@ -237,7 +237,7 @@ def _is_valid_record(record: Record) -> bool:
 
 
 def _is_valid_timing(timing: pb.Timing) -> bool:
-    """Whether these are quartiles, or those of no run."""
+    """Whether the quartiles are positive and finite, or there was no run."""
     return not timing.runs or all(0 < t < math.inf for t in (timing.low, timing.median, timing.high))
 
 

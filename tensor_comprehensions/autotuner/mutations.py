@@ -23,13 +23,13 @@ MOST_SIZES = 24
 UNROLLS = (1, 2, 4, 8)
 LANES = (4, 8, 16, 32)
 OFF = -1
-"""Without the primitive: no parallel loop, a factor is read in place."""
+"""Drops the primitive: no parallel loop; a factor is read in place."""
 SHARED = (1, 2, 3, OFF)
-"""Outermost loops that the threads share."""
+"""The number of outermost loops that are parallel."""
 PLACES = (1, 2, 3, OFF)
-"""Loops of a factor inside which it may be packed, counted from the outside; the first is outside of all loops."""
+"""The loop inside which a factor is packed, counted from the outside among its loops; 1 is outside of all loops."""
 SWAPS = (1, 2, 3)
-"""Loops that change places with the next one, counted from the outside."""
+"""The loop to swap with the next one, counted from the outside."""
 PEELED, PLAIN, PADDED = ENDS = (1, 2, 3)
 """Remainder tiles: with separate code; by default; padded with zeros if they are packed."""
 SWITCH = (1, OFF)
@@ -37,11 +37,11 @@ SWITCH = (1, OFF)
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A number of a schedule that can be changed. values: the choices; 0 leaves it.
+    """A parameter of a schedule that can be changed. values: the choices; 0 leaves it unchanged.
 
     kind: "inner" (the last tile of an iterator), "outer" (the one around that), "unroll"; "pack" and "ahead" for a
         factor; and without an iterator or factor "order", "ends", "stream", "lanes" and "threads".
-    about: the iterator or the factor.
+    about: the iterator or the factor; empty for the last kinds.
     """
 
     kind: str
@@ -147,7 +147,7 @@ def _apply_mutation(pieces: list[Primitive], e: Mutation, value: int, op: Struct
 
 
 def _rename_tiled_loop(piece: Primitive, iterator: str) -> Primitive:
-    """An order of sums, in which one that is tiled has another name."""
+    """Rename a tiled reduction in an interchange: its outer loop is named `{iterator}0`."""
     if not isinstance(piece, written.Interchange):
         return piece
     return written.Interchange(tuple(f"{iterator}0" if name == iterator else name for name in piece.loops))
@@ -158,7 +158,7 @@ def _drop_primitives(pieces: list[Primitive], *kinds: type[Primitive]) -> list[P
 
 
 def _share_outer_loops(pieces: list[Primitive], count: int, op: StructuredOp, grain: int = 1) -> list[Primitive]:
-    """Make this many outermost loops parallel, however little work an iteration has."""
+    """Make up to `count` outermost loops parallel, however little work an iteration has."""
     serial = _drop_primitives(pieces, written.Parallel)
     if count == OFF:
         return serial
@@ -170,7 +170,7 @@ def _share_outer_loops(pieces: list[Primitive], count: int, op: StructuredOp, gr
 
 
 def _swap_loops(pieces: list[Primitive], place: int, op: StructuredOp) -> list[Primitive]:
-    """With a loop and the next one in each other's places."""
+    """Swap the loop that `place` counts from the outside, starting at 1, with the next one."""
     nest = loop_state_of(pieces, op)
     first, second = nest.remaining_points[place - 1 : place + 1] if place < len(nest.remaining_points) else (None, None)
     if first is None or second is None or first.iterator == second.iterator:
@@ -181,7 +181,7 @@ def _swap_loops(pieces: list[Primitive], place: int, op: StructuredOp) -> list[P
 
 
 def _move_pack(pieces: list[Primitive], factor: str, place: int, op: StructuredOp) -> list[Primitive]:
-    """With a factor packed at another place, or not at all, and then not padded."""
+    """Pack a factor at the loop that `place` counts among its loops; `OFF`: neither pack nor pad it."""
     nest = loop_state_of(pieces, op)
     side = nest.side(factor)
     kept: list[Primitive] = []
@@ -205,7 +205,7 @@ def _move_pack(pieces: list[Primitive], factor: str, place: int, op: StructuredO
 
 
 def _packing_loops(nest: ScheduleState, side: Side) -> Generator[str | None]:
-    """The loops at which a factor may be packed, outermost first: those that move it. None is outside of all."""
+    """Yield the loops at which a factor may be packed, outermost first: those that index it; None is outside of all."""
     moved = variable_names(nest.op.factors[side.value])
     iterators = [loop.iterator for loop in nest.remaining_points]
     for depth in range(len(iterators) + 1):
@@ -215,7 +215,7 @@ def _packing_loops(nest: ScheduleState, side: Side) -> Generator[str | None]:
 
 
 def _set_prefetch(pieces: list[Primitive], factor: str, value: int, op: StructuredOp) -> list[Primitive]:
-    """With a factor's lines for the next iteration of the innermost loop that moves it brought near, or not."""
+    """Prefetch a factor for the next iteration of the innermost loop that indexes it, or not if `value` is `OFF`."""
     nest = loop_state_of(pieces, op)
     side = nest.side(factor)
     kept: list[Primitive] = []
@@ -230,7 +230,7 @@ def _set_prefetch(pieces: list[Primitive], factor: str, value: int, op: Structur
 
 
 def _set_tail(pieces: list[Primitive], how: int, op: StructuredOp) -> list[Primitive]:
-    """With last tiles of another kind."""
+    """Replace the handling of remainder tiles; see `ENDS`."""
     nest, kept = loop_state_of(pieces, op), _drop_primitives(pieces, written.Peel, written.Pad)
     if how == PADDED:
         packed = tuple(name for p in pieces if isinstance(p, written.Pack) for name, _ in p.operand_loops)
@@ -245,9 +245,9 @@ def _set_tail(pieces: list[Primitive], how: int, op: StructuredOp) -> list[Primi
 
 
 def _set_tile_size(pieces: list[Primitive], iterator: str, value: int, level: int) -> list[Primitive]:
-    """With another size for the tile at a level of an iterator, counted from the inside.
+    """Set the tile size of an iterator at a level, counted from the inside.
 
-    A tile that is not there is made: around all others where it encloses one, else inside the first loop.
+    A missing tile is added: around all others at level 1, else inside the first loop of the innermost tiling.
     """
     places = [k for k, p in enumerate(pieces) if isinstance(p, written.Tile) and iterator in dict(p.sizes)]
     if level < len(places):

@@ -1,4 +1,4 @@
-"""Tuning as operators offer it: for the arguments of a call."""
+"""Tuning of operators for the arguments of a call: `Op.autotune` and `options="tuned"`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .session import TuningTask, parse_seconds, tune
 from .space import schedule_space
 
 SCHEDULES = "schedules"
-"""The search of the schedules alone, in this process."""
+"""The name of the search of schedules alone, which runs in this process."""
 IMPLICIT = 30.0
-"""Seconds that a search takes which TC_TUNE=auto starts."""
+"""The seconds of a search that TC_TUNE=auto starts."""
 GENERATION_BITS, POPULATION_BITS = 31, 20
-"""Of their numbers at most; a population is in memory."""
+"""The maximum bits of `generations` and of `population`, which is held in memory."""
 SEED_BITS = 63
-"""Of a seed at most: seeds made from it fit into messages."""
+"""The maximum bits of a seed, so that seeds derived from it fit into messages."""
 
 
 def parse_budget(budget: object, generations: object, population: object, seed: object, search: object) -> SearchBudget:
@@ -66,7 +66,7 @@ def store_of(given: object) -> Store:
     try:
         store = Store(Path(given).expanduser())
         reason = store.refusal()  # before a search whose results would be lost
-    except (RuntimeError, ValueError) as error:  # a home of no user; a NUL
+    except (RuntimeError, ValueError) as error:  # `~` of an unknown user; a NUL in the name
         reason = str(error)
     if reason:
         raise ArgumentError(f"the store {given} cannot be used: {reason}", expected="a folder of this user's own")

@@ -1,4 +1,4 @@
-"""Tuning of mappings to a GPU: for the arguments of a call, by workers that may die."""
+"""Tuning of GPU options for the arguments of a call, in a worker process that may crash."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class GpuWorkers:
             self._group = WorkerPool(self._zygote, [WorkerConfig(SERVICE)], is_tainted)
 
     def submit(self, request: pb.Request) -> Future[bytes]:
-        """Send a request away."""
+        """Submit a request to the worker."""
         self.begin()
         assert self._zygote is not None
         assert self._group is not None
@@ -80,12 +80,12 @@ def autotune_gpu(
     store: object = None,
     report: str | Path | None = None,
 ) -> TuningResult[GpuOptions]:
-    """Search for a mapping for calls with these tensors; later calls of this process use it.
+    """Search for options for calls with these tensors on a GPU; later calls of this process use them.
 
     Args:
         start: the options to start from and to beat; None: those of the cost model. `TileOptions` search tiles for
             tensor cores, `MappingOptions` mappings without them.
-        devices: one, "cuda:0" or "emulated:sm_90".
+        devices: exactly one, such as "cuda:0" or "emulated:sm_90".
         report: as for `op_api.autotune`.
 
     Raises ArgumentError, also if the device does not exist.
@@ -137,7 +137,7 @@ def autotune_gpu(
 
 
 def _default_options(bound: BoundFunction, target: GpuTarget) -> GpuOptions:
-    """Where a search starts: tiles, if the def is on tensor cores by default, else the mapping that is chosen."""
+    """Where a search starts: `TileOptions` if the def uses tensor cores by default, else its default mapping."""
     from ..polyhedral.gpu.lower_gpu import default_options
 
     function = legalize(bound)

@@ -18,10 +18,10 @@ class Outcome:
     """The outcome of a candidate.
 
     Attributes:
-        seconds: lower quartile of the times of a run, because other load only adds to a time. None if the candidate
+        seconds: lower quartile of the measured times, because other load only lengthens them. None if the candidate
             failed, or was too slow to be timed.
-        spread: distance of the quartiles, relative to the median.
-        digest: of the emitted code. elapsed: seconds from the start of the search.
+        spread: interquartile range, relative to the median.
+        digest: a hash of the generated code. elapsed: seconds from the start of the search.
     """
 
     options: Any
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def kind(self) -> str:
-        """The status as a word, with the signal of a crash."""
+        """The name of the status in lower case, such as "crash"."""
         return pb.Status.Name(self.status).lower()
 
 
@@ -77,7 +77,7 @@ def outcome_from_message(m: pb.Outcome, options: CpuOptions) -> Outcome:
 
 
 def outcome_reply(known: Outcome, reply: pb.Reply) -> pb.Reply:
-    """The outcome of another candidate whose code is the same."""
+    """The reply for a candidate with the same code as that of `known`."""
     timing = pb.Timing(
         median=known.seconds or 0.0, low=known.seconds or 0.0, high=known.seconds or 0.0, runs=known.runs
     )

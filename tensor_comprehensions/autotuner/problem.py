@@ -1,6 +1,6 @@
 """Tuning problems: a def with the layouts of its arguments as a message, and how a worker rebuilds it.
 
-Always holds: the same message gives the same inputs in every process.
+Invariant: the same message gives the same inputs in every process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..tc_lang.ir import BoundFunction, Function
 from . import tuner_pb2 as pb
 
 LARGEST_VALUES = 1 << 27
-"""Bytes of subscripts that travel with a problem."""
+"""The maximum bytes of the values of one argument in a message."""
 
 
 def problem_message(function: Function, arguments: Arguments, seed: int) -> pb.Problem:
-    """The message for a call with `arguments`. Integers and numbers travel with their values, other tensors without.
+    """The message for a call with `arguments`: integer tensors and scalars include their values, others do not.
 
     Raises ArgumentError if there are too many values.
     """
@@ -62,18 +62,18 @@ def _raw_bytes(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem as a worker sees it."""
+    """A problem that a worker rebuilds from its message."""
 
     message: pb.Problem
 
     @cached_property
     def digest(self) -> str:
-        """Names the problem, with its values and its seed."""
+        """A hash of the problem, including its values and seed."""
         return sha256(self.message.SerializeToString(deterministic=True)).hexdigest()[:24]
 
     @cached_property
     def function(self) -> Function:
-        """Raises TCError, and ArgumentError where the program has no def of this name."""
+        """The def. Raises TCError, or ArgumentError if the program has no def of this name."""
         found = [f for f in compile_source(self.message.source) if f.name == self.message.name]
         if not found:
             raise ArgumentError(f"the program has no def {self.message.name!r}")
@@ -116,7 +116,7 @@ class Problem:
 
     @property
     def longest_sum(self) -> int:
-        """The most terms that one element of a tensor has."""
+        """The maximum number of terms that are reduced into one element."""
         return max((prod(i.extent for i in s.reduction_indices) for s in self.bound.statements), default=1) or 1
 
 
@@ -131,9 +131,9 @@ PERIOD = (1 << 22) - 3
 
 
 def fill_inputs(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> None:
-    """Put the inputs of a kind into `memory`: the inputs' and then the initial values' own tensors, strided.
+    """Fill `memory`, the strided tensors of inputs and then of initial values, with values of `kind`.
 
-    Holes between elements get values, too.
+    Gaps between elements are filled, too.
     """
     for number, (x, t) in enumerate(zip(memory, problem.tensors, strict=True)):
         if t.HasField("values"):
@@ -166,7 +166,7 @@ def _copy_values_into(x: Tensor, values: np.ndarray) -> None:
 
 
 def _parse_tensor_values(t: pb.Tensor) -> np.ndarray:
-    """The values that traveled; those of bfloat16 as 16-bit integers. Raises ArgumentError."""
+    """The values in a message; those of bfloat16 as 16-bit integers. Raises ArgumentError."""
     dtype = np.dtype({"bfloat16": "int16", "bool": "uint8"}.get(t.dtype, t.dtype)).newbyteorder("<")
     if len(t.values) != prod(t.shape) * dtype.itemsize:
         raise ArgumentError("an argument has another number of values than elements")
@@ -174,7 +174,7 @@ def _parse_tensor_values(t: pb.Tensor) -> np.ndarray:
 
 
 def torch_type(name: str) -> torch.dtype:
-    """torch's type of a name. Raises ArgumentError."""
+    """The torch dtype called `name`. Raises ArgumentError."""
     for dtype in TORCH_TYPES.values():
         if _get_dtype_name(dtype) == name:
             return dtype

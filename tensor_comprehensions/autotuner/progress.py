@@ -23,7 +23,7 @@ PERIOD = 5.0
 def progress_state(tuner: Tuner, generation: int) -> dict[str, str]:
     """The state to display: generation, candidates, best, median, failures by kind, time left.
 
-    Times are those of the search; the final race takes its own.
+    Times are those measured during the search, not in the final race.
     """
     times = tuner.best
     failed = Counter(o.kind for o in tuner.outcomes if o.status not in (pb.OK, pb.SLOW))
@@ -40,7 +40,7 @@ def progress_state(tuner: Tuner, generation: int) -> dict[str, str]:
 
 
 class LineProgress(ProgressListener):
-    """A line when something begins or ends, and one every few seconds between."""
+    """Prints a line when a task begins and ends, and every few seconds in between."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._told, self._title = out, 0.0, ""
@@ -75,7 +75,7 @@ def result_line(found: TuningResult[Any] | None, problem: str) -> str:
 
 
 class TableProgress(ProgressListener):
-    """A table with a row for each task, drawn over and over by `rich`."""
+    """A live table of the current task, drawn by `rich`."""
 
     COLUMNS = ("generation", "candidates", "best in search", "median", "failed", "left")
 
@@ -108,7 +108,7 @@ class TableProgress(ProgressListener):
 
 @contextmanager
 def progress_listener(out: TextIO | None = None) -> Iterator[ProgressListener]:
-    """The watcher that suits where `out` (standard error) goes."""
+    """Yield a live table if `out` (default: standard error) is a terminal, else plain lines."""
     stream = sys.stderr if out is None else out
     from rich.console import Console
     from rich.live import Live

@@ -1,6 +1,6 @@
 """Recorded options of a call: those that it uses, those that a search starts from, and why (`TC_LOGS=tune`).
 
-Always holds: options measured on other machines, threads or sizes are starting points only, never used as if measured
+Invariant: options measured on other machines, threads or sizes are starting points only, never used as if measured
 here; but untuned sizes use the options of the nearest sizes.
 """
 
@@ -28,18 +28,18 @@ from ..tc_lang.ir import BoundFunction, Function
 
 T = TypeVar("T")
 NEAREST = 3
-"""Tuned sizes, and numbers of threads, whose options a search starts from."""
+"""The maximum number of tuned sizes, and of thread counts, whose options a search starts from."""
 SHOWN_RIVALS = 8
-"""Measured options that a report shows."""
+"""The maximum number of measured options that a report shows."""
 DIGITS = 19
-"""Of an extent: keys may come from elsewhere."""
+"""The maximum number of digits of an extent: keys may come from other machines."""
 MANY_THREADS = 16
 """Up to here, every number of threads is looked up; above, powers of two and the number of this machine."""
 FACTS = {
     "def": "the def", "dtypes": "types", "shapes": "sizes", "strides": "strides", "threads": "threads",
     "alignment": "alignment", "bound": "numbers",
 }  # fmt: skip
-"""The parts of a key as a log names them; all below `target.` are the target."""
+"""The parts of a key as a log names them; all whose name starts with `target.` are the target."""
 SHOWN = ("dtypes", "shapes", "threads", "strides")
 """The facts that are logged with both values."""
 
@@ -83,7 +83,7 @@ def lookup_best(
 def lookup_by_key(
     function: Function, key: Key, names: str, record: type[T], store: Store, *, exact: bool = False
 ) -> T | None:
-    """As `lookup_best`, for a key, and for a class of options."""
+    """Like `lookup_best`, for a given key and only for options of class `record`."""
     best = measurement_store.best_measurement(store, key, names)
     if best is not None and isinstance(best.options, record):
         _log(lambda: f"{function.name}: hit: {_format_record(Found(key, best))}")
@@ -160,7 +160,7 @@ def measured_with_other_threads(store: Store, key: Key, names: str) -> list[Foun
 
 
 def _thread_counts() -> set[int]:
-    """How many threads a call may have been tuned with on this machine."""
+    """The thread counts that a call may have been tuned with on this machine."""
     here = os.cpu_count() or 1
     powers = {1 << n for n in range(here.bit_length())}
     return {*range(1, min(here, MANY_THREADS) + 1), *powers, here, here // 2 or 1, torch.get_num_threads()}
@@ -171,7 +171,7 @@ def _is_usable(m: Measurement, names: str) -> bool:
 
 
 def _compute_shape_distance(mine: Key, other: Key) -> float:
-    """How far the shapes of two keys are apart: the sum over all extents of the logarithm of their ratio."""
+    """The distance of the shapes of two keys: the sum of |log ratio| over all extents; infinite if ranks differ."""
     a, b = (re.findall("[0-9]+", k["shapes"]) for k in (mine, other))
     if len(a) != len(b) or max(map(len, [*a, *b]), default=0) > DIGITS:
         return math.inf

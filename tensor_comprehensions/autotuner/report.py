@@ -23,7 +23,7 @@ Results = Sequence[tuple[str, TuningResult[Any]]]
 
 
 def write_report(path: Path, results: Results) -> tuple[Path, Path]:
-    """Write `path` as HTML and JSON; their places. Raises ArgumentError if that is not possible."""
+    """Write the report as HTML and as JSON; return both paths. Raises ArgumentError if that is not possible."""
     try:
         page, data = path.with_suffix(".html"), path.with_suffix(".json")
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def write_report(path: Path, results: Results) -> tuple[Path, Path]:
         data.write_text(
             json.dumps([result_facts(name, found) for name, found in results], indent=1) + "\n", encoding="utf-8"
         )
-    except (OSError, ValueError) as error:  # a folder without a name for a file; a NUL
+    except (OSError, ValueError) as error:  # ValueError: no file name, or a NUL in it
         raise ArgumentError(f"the report cannot be written: {error}") from error
     return page, data
 
@@ -67,7 +67,7 @@ def result_facts(name: str, found: TuningResult[Any]) -> dict[str, Any]:
 
 
 def best_candidate_seconds(found: TuningResult[Any]) -> float | None:
-    """The time of the winner while candidates were timed, scaled to how fast the machine was at first."""
+    """The winner's time in the search, scaled as if the default took its first time; None if it was not timed."""
     return next((o.seconds for o in found.outcomes if o.options == found.options), None)
 
 

@@ -1,6 +1,6 @@
 """Search methods: each proposes genomes and learns their times. None knows how they are measured.
 
-Always holds: the same seed and the same answers give the same questions; no options are proposed twice.
+Invariant: the same seed and the same times give the same candidates; no options are proposed twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .space import CpuSearchSpace, Genome
 GENERATIONS, POPULATION = 500, 24
 """The defaults. Generations are small, so that each can learn from the one before; the budget ends the search."""
 TRIES = 200
-"""How often a new and valid genome is looked for before the space counts as exhausted."""
+"""The number of attempts in a row to find a new, valid genome before the space counts as exhausted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Search(Protocol):
         """The next generation; empty if nothing is left to try."""
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
-        """How long a candidate takes; None if it failed."""
+        """Report the time of a candidate; None if it failed."""
 
 
 class Sampler:
-    """New candidates of a space: valid, and none twice."""
+    """Makes valid candidates of a space, none twice."""
 
     def __init__(self, space: CpuSearchSpace, seed: int) -> None:
         self.space, self.random = space, Random(seed)
@@ -88,14 +88,14 @@ class RandomSearch:
 class GeneticSearch:
     """A population that breeds: elites survive, children mix three parents and mutate (section 6 of the paper).
 
-    Unlike the original's, all of a generation but its elites are new: survivors do not keep children out.
+    Unlike in the paper, only elites survive: all others of a generation are new.
     """
 
     CROSSOVER, MUTATIONS, ELITES = 0.8, 2.0, 0.2
     PRESSURE = 6
-    """Power of the speed that makes a parent likely: one that is half as fast as another is 64 times less likely."""
+    """A parent is drawn with a probability proportional to this power of its speed: half as fast, 64 times rarer."""
     SEEDED = 0.6
-    """How much of the first generation may come from seeds."""
+    """The maximum share of the first generation that comes from seeds."""
 
     def __init__(self, space: CpuSearchSpace, seeds: Sequence[Genome], population: int, seed: int) -> None:
         self._deap = _import_deap()
@@ -138,7 +138,7 @@ class GeneticSearch:
         return found or self._sampler.draw_candidates((), 0, count)
 
     def _roulette(self) -> list[Genome]:
-        """Three parents, the faster the likelier."""
+        """Draw three parents, faster ones with a higher probability."""
         speeds = [x.fitness.values[0] for x in self._pool]
         most = max(speeds)
         weights = [(speed / most) ** self.PRESSURE if most else 1.0 for speed in speeds]
@@ -148,7 +148,7 @@ class GeneticSearch:
         return tuple(self._random.choice(values) for values in zip(*parents, strict=True))
 
     def _mutate_genome(self, genome: Genome) -> Genome:
-        """At least one gene changes, so that children of equal parents are new."""
+        """Change at least one gene, so that children of equal parents are new."""
         genes = self._sampler.space.genes
         sure = self._random.randrange(len(genes))
         rate = self.MUTATIONS / len(genes)
@@ -159,7 +159,7 @@ class GeneticSearch:
 
 
 class CoordinateSweep:
-    """One gene after the other: each of its choices, with the best that was found of the others."""
+    """Tries each choice of one gene after the other, with the best choices so far for the other genes."""
 
     def __init__(self, space: CpuSearchSpace, seeds: Sequence[Genome], population: int, seed: int) -> None:
         self._sampler, self._population = Sampler(space, seed), population
@@ -188,7 +188,7 @@ class _Deap:
 
 
 def _import_deap() -> _Deap:
-    """deap, and its kind of individual for us."""
+    """The modules of deap that are used, and the class of individuals."""
     from deap import base, tools
 
     class Fitness(base.Fitness):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Searches as reports show them: those of this process, and those of a journal."""
+"""The candidates of past searches for reports: searches of this process, or of a journal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .outcomes import Outcome, outcome_from_message
 from .search_loop import TuningResult, find_significant_winner
 
 LIMIT = 32
-"""Searches that a process remembers: the last ones."""
+"""The number of latest searches that a process remembers."""
 
 _remembered: OrderedDict[str, SearchCurve] = OrderedDict()
 _lock = Lock()
 
 
 def remember_search(key: Key, found: TuningResult[Any]) -> None:
-    """Keep the candidates of a search whose result the cache keeps under `key`."""
+    """Remember the candidates of a search whose result is cached under `key`."""
     with _lock:
         _remembered[key.digest] = trace_search(found)
         _remembered.move_to_end(key.digest)
@@ -33,7 +33,7 @@ def remember_search(key: Key, found: TuningResult[Any]) -> None:
 
 
 def find_search(key: Key, journal: Path | None = None) -> SearchCurve | None:
-    """The last search of this process for `key`, or the one in a journal.
+    """The last search for `key` in this process, or in a journal; None if there is none.
 
     Raises ArgumentError if there is no such journal.
     """

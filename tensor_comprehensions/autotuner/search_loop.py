@@ -1,6 +1,6 @@
 """The tuner: asks a search for candidates, has them evaluated, and accepts only correct and faster ones.
 
-Always holds: outcomes are folded in the order of the requests, never in that of their completion; a winner has beaten
+Invariant: outcomes are processed in the order of the requests, never in that of their completion; a winner has beaten
 the default, interleaved, on fresh inputs.
 """
 
@@ -31,23 +31,23 @@ from .worker import VERSION
 FINALISTS = 5
 """Candidates that race with the default in the end: the best of many noisy times is seldom the best."""
 MIN_GAIN = 0.01
-"""By how much a candidate must beat the default."""
+"""The relative gain over the default that a winner needs."""
 RESERVE, RACE = 0.05, (0.2, 5.0)
-"""Of the budget, for the race, and the least and most seconds of it."""
+"""The share of the budget for the race, and the minimum and maximum of its seconds."""
 ABORT_FACTOR, EARLY_STOP_FACTOR = 4.0, 1.25
-"""Times the best so far: a first run that ends the measurement, and a lower quartile that does."""
+"""Multiples of the best time so far: a measurement ends if its first run, or its lower quartile, takes longer."""
 BATCH, MOST_AT_ONCE = 0.03, 4
-"""The part of the budget for one batch of candidates; and the size of a batch, in widths of the evaluator."""
+"""The share of the budget for one batch of candidates, and the maximum batch size in widths of the evaluator."""
 SHORTEST = 2e-3
-"""Seconds that a first run may take before it is hopeless: caches are cold."""
+"""The seconds that any first run may take, since caches are cold."""
 COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
 """Seconds to compile a candidate, and to run the first one."""
 PATIENCE = 10.0
-"""Time limit of a candidate, in times of checking and timing the first one, which a busy machine slows alike."""
+"""The time limit of a candidate, as a multiple of checking and timing the first one: load slows both equally."""
 DECIDING = 1.5
-"""Time to prepare the race, in times of the preparation of candidates."""
+"""The time to prepare the race, as a multiple of the preparation before the first candidate."""
 STORES = 2e14
-"""Bytes per second that no machine can write: a shorter time is impossible."""
+"""Bytes per second that no machine can write: a kernel that seems faster is rejected."""
 SILENCE = 10.0
 """Seconds without an answer after which the user is warned."""
 
@@ -57,9 +57,9 @@ class SearchBudget:
     """The effort of a search.
 
     Attributes:
-        seconds: of the whole search, infinite for no limit.
-        generations, population: at most so many generations of so many candidates.
-        search: "genetic" or "random".
+        seconds: the time limit of the whole search; infinite for none.
+        generations, population: the maximum number of generations, and of candidates in each.
+        search: "genetic", "random" or "sweep".
         seed: makes the search reproducible.
         part: (number, count) if this search is one of several for the same problem: they divide the first candidates.
     """
@@ -124,7 +124,7 @@ class Clock:
         return time.monotonic() - self._start
 
     def advance_to(self, elapsed: float) -> None:
-        """So late it was when a candidate that is only remembered ended."""
+        """Advance to `elapsed`, when a candidate from the journal ended."""
         self._start -= max(0.0, elapsed - self.elapsed())
 
 
@@ -179,9 +179,9 @@ class Tuner:
         return self._decide_winner(default)
 
     def _prepare(self) -> None:
-        """Have inputs and right results made while the first candidate is compiled: a race of none needs only these."""
+        """Prepare inputs and expected results during the first compilation, by requesting a race of no candidates."""
         made = self._evaluator.submit(self._request(pb.RACE))
-        start = self.elapsed()  # workers are there by now, and need not start again before the race
+        start = self.elapsed()  # excludes the start of workers, which the race does not repeat
 
         def note_ready(future: Future[bytes]) -> None:
             self._preparing = self.elapsed() - start
@@ -229,8 +229,8 @@ class Tuner:
         return self._clock.elapsed()
 
     def _is_time_to_decide(self) -> bool:
-        """Is it time to decide? There must be for a batch like the last one, and for the race, which makes inputs ready
-        as the start did, and of one kind more.
+        """Whether to race now, as the rest of the budget is needed for a batch like the last one and for the race,
+        which prepares inputs as the start did, and of one more kind.
         """
         whole = self.effort.seconds
         reserve = min(self._last + _race_seconds(whole) + DECIDING * self._preparing, whole / 3)
@@ -276,7 +276,7 @@ class Tuner:
             yield from self._measure_replies(compiled[alone:])
 
     def _compile_all(self, options: Sequence[CpuOptions]) -> list[pb.Reply]:
-        """The replies in order, fewer if the search is stopped. Slow compilations do not start last."""
+        """Compile, longest code first; return replies in the order of `options`, fewer if the search is stopped."""
         order = sorted(range(len(options)), key=lambda n: self._space.length(options[n]), reverse=True)
         replies = dict(
             zip(order, self._answers([self._request(pb.COMPILE, [options[n]]) for n in order]), strict=False)
@@ -316,7 +316,7 @@ class Tuner:
         return request
 
     def _scale_to_default_time(self, reply: pb.Reply) -> None:
-        """Scale a time that was interleaved with the default's, as if the default had taken its first time."""
+        """Scale a time that was interleaved with the default's, as if the default took as long as at first."""
         if len(reply.timings) > 1:
             timing, usual = reply.timings
             times = (
@@ -326,7 +326,7 @@ class Tuner:
             del reply.timings[1:]
 
     def _keep_finalist_codes(self, reply: pb.Reply, codes: Sequence[pb.Code]) -> None:
-        """Keep the code of who may come to race: of the default, which is the first, and of the fastest."""
+        """Keep the code of candidates for the race: the default, which is timed first, and the fastest."""
         if reply.status != pb.OK or not reply.timings:
             return
         if not self._codes:
@@ -356,7 +356,7 @@ class Tuner:
         )  # fmt: skip
 
     def _answers(self, requests: Sequence[pb.Request]) -> Iterator[pb.Reply]:
-        """The replies in order, as they come; fewer where the search is stopped meanwhile."""
+        """Yield the replies in the order of the requests; fewer if the search is stopped."""
         futures = [self._evaluator.submit(r) for r in requests]
         for n, (request, future) in enumerate(zip(requests, futures, strict=True)):
             if not self._wait_for(future):
@@ -364,7 +364,7 @@ class Tuner:
                     other.cancel()
                 return
             reply = future_reply(future, self._evaluator.fingerprint if request.stage != pb.COMPILE else "")
-            if reply.status == pb.UNKNOWN:  # another worker may fare better, once
+            if reply.status == pb.UNKNOWN:  # retry once: another worker may succeed
                 reply = future_reply(self._evaluator.submit(request), self._evaluator.fingerprint)
                 reply.status = reply.status or pb.CRASH
             yield reply
@@ -381,7 +381,7 @@ class Tuner:
         return True
 
     def _reject_impossible_time(self, reply: pb.Reply) -> pb.Reply:
-        """Disbelieve times that cannot be."""
+        """Turn a success with an impossible time into a failure."""
         if reply.status != pb.OK:
             return reply
         timing = reply.timings[0] if reply.timings else pb.Timing(median=math.nan)
@@ -465,8 +465,8 @@ class Tuner:
         return reply
 
     def _find_measured_codes(self, options: Sequence[CpuOptions]) -> list[pb.Code]:
-        """The codes that were measured, where all are at hand: a search that goes on has none, one that was interrupted
-        may lack the default's."""
+        """The compiled codes of `options`; empty unless all are in memory: a resumed search has none, an interrupted
+        one may lack the default's."""
         known = [self._by_options.get(o) for o in options]
         codes = [self._codes.get(outcome.digest) for outcome in known if outcome is not None]
         return [c for found in codes if found for c in found] if len(codes) == len(options) and all(codes) else []
@@ -479,7 +479,7 @@ def _race_seconds(seconds: float) -> float:
 
 
 def find_significant_winner(timings: Sequence[pb.Timing]) -> int | None:
-    """The fastest code that is significantly faster than the first one, the default; None if there is none."""
+    """The index of the fastest timing that significantly beats the default (index 0), else 0; None if none ran."""
     ran = [n for n, t in enumerate(timings) if t.runs]
     if 0 in ran:
         default = timings[0]

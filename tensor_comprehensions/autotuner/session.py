@@ -35,7 +35,7 @@ from .search_loop import Observer, SearchBudget, StopFlag, Tuner, TuningResult
 from .space import CpuSearchSpace, Genome, search_space
 
 FOREVER = 1 << 62
-"""Seconds that are as good as no limit."""
+"""Seconds that count as no limit."""
 
 
 Spaced = tuple[CpuSearchSpace, tuple[Genome, ...]]
@@ -70,7 +70,7 @@ def tune(
 ) -> TuningResult[CpuOptions]:
     """Search, store the measurements, and return the result.
 
-    executor: where to evaluate, instead of on `devices` of this machine. evaluator: an existing one instead.
+    executor: evaluates candidates instead of `devices` of this machine. evaluator: an existing one to use instead.
     journal: the journal to resume from: a file, or a journal that the caller closes.
     spaced: the search space and its first genomes; by default, the space around the options to start from.
     The first Ctrl-C ends the search with the best result so far; a second one raises KeyboardInterrupt.
@@ -112,7 +112,7 @@ def tune(
 
 
 def publish_result(subject: TuningTask, key: Key, found: TuningResult[CpuOptions], effort: SearchBudget) -> None:
-    """Keep the race's times of the winner and of the default."""
+    """Store the times of the winner and of the default in the race."""
     facts = {"validated": found.validated, "tuner": effort.search}
     best = {"samples": found.runs, "spread": found.spread}
     kept = [measurement_store.measurement_of(subject.bound, found.options, found.seconds, **best, **facts)]
@@ -129,9 +129,9 @@ def known_options(subject: TuningTask, key: Key) -> list[CpuOptions]:
 
 
 def load_or_start(book: Journal, problem: str, key: str, look: Callable[[], list[CpuOptions]]) -> list[CpuOptions]:
-    """The starting points of a search besides the default; a resumed search keeps those of its beginning.
+    """The starting points of a search besides the default; a resumed search takes them from the journal.
 
-    key: the digest of the key of its result, by which a report finds the search.
+    key: the digest of the key of its result, by which a report finds the search. look: finds them for a new search.
     """
     record = book.start(problem)
     if record is None:
@@ -170,7 +170,7 @@ def _parse_duration(text: str) -> float:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopFlag]:
-    """Turn the first Ctrl-C into a wish to stop; the second one is raised."""
+    """Yield a flag that the first Ctrl-C sets; a second one raises KeyboardInterrupt. Only in the main thread."""
     stop = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -42,24 +42,24 @@ from .mutations import Mutation, list_mutations, mutate
 Genome = tuple[int, ...]
 
 RANKED = 64
-"""Pipelines of the cost model's ranking that a search may take."""
+"""The maximum number of schedules from the cost model's ranking that a gene chooses from."""
 KEEP = 0.8
 """Probability that a random genome does not change a gene."""
 FIELDS, BESIDE = 0.4, 0.9
-"""The same for a field of the options, alone and beside schedules, which matter more."""
+"""The same for a field of the options: without schedules, and beside schedules, which matter more."""
 HOPELESS = 3.0
 """Predicted cycles, relative to the default, above which a schedule is not tried."""
 WORDY, BRIEF = 4.0, 128
-"""Code size, relative to the default, that takes too long to compile; and the multiply-adds that are always allowed."""
+"""The maximum code size, for compile time, relative to the default; and in multiply-adds, if that is larger."""
 LONG = 1 << 15
-"""Terms in all of a sum that may be worth having in parts."""
+"""The minimum number of points of a reduction for which `split_k` may pay."""
 DEEPEST = 6
-"""Loops that tiles may cut."""
+"""The maximum number of loops with tile sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gene:
-    """A choice. keep_probability: how often a random genome takes the first, on top of its share."""
+    """A parameter. keep_probability: how often a random genome takes the first choice without drawing one."""
 
     name: str
     choices: tuple[Any, ...]
@@ -71,7 +71,7 @@ class Gene:
         return random.randrange(len(self.choices))
 
     def step(self, place: int, random: Random) -> int:
-        """A neighbor of a choice, or any other."""
+        """The index of a neighboring choice, or of a random one."""
         if random.random() < 0.5:
             return max(0, min(len(self.choices) - 1, place + random.choice((-1, 1))))
         return self.random(random)
@@ -90,9 +90,9 @@ class CpuSearchSpace:
 
     Attributes:
         start: the options to use if no gene changes them.
-        ops: the contractions by their names in the schedule, with the schedules to choose from.
-        alone: whether only schedules affect the lowering of the def, as long as they are used.
-        most, longest: limits of cycles and code size by the model, relative to the default.
+        ops: the contractions: the name in the schedule, the tensor, and the op.
+        alone: whether the def has only contractions, so that their schedules determine its lowering.
+        most, longest: the maximum predicted cycles and code size, relative to the default.
     """
 
     genes: tuple[Gene, ...]
@@ -114,7 +114,7 @@ class CpuSearchSpace:
                 value = values[f.name]
                 changes[f.name] = self._tuple(f.name, values) if value is _GIVEN else value
         if changes.get("split_k", self.start.split_k) != self.start.split_k:
-            changes["schedule"] = None  # schedules belong to the ops that the parts of `start` give
+            changes["schedule"] = None  # schedules are for the ops that the `split_k` of `start` gives
         elif self.ops and changes.get("use_microkernels", self.start.use_microkernels):
             changes["schedule"] = self._schedule(values)
         elif self.ops:
@@ -154,7 +154,7 @@ class CpuSearchSpace:
         return plain, options.schedule is None, tuple(plans)
 
     def _cached_plan_and_cost(self, name: str, op: StructuredOp, pipeline: Schedule) -> _Followed | None:
-        """The plan and the cost of a schedule; None if it is illegal. Genomes of one family share many schedules."""
+        """The plan and the cost of a schedule; None if it is illegal. Related genomes share many schedules."""
         if (name, pipeline) not in self._known:
             try:
                 self._known[name, pipeline] = _plan_and_cost(op, pipeline, self.target)
@@ -168,7 +168,7 @@ class CpuSearchSpace:
 
     @cached_property
     def _default_schedule_costs(self) -> dict[str, _Cost]:
-        """The cost of the model's choice for every contraction that has one."""
+        """The cost of the cost model's schedule for every contraction that has one."""
         found = {}
         for name, _, op in self.ops:
             with contextlib.suppress(CannotLower):
@@ -236,7 +236,7 @@ class CpuSearchSpace:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """By the model. code: multiply-adds that it spells out."""
+    """The predicted cost of a schedule. code: the number of multiply-adds in its code."""
 
     cycles: float
     code: int
@@ -248,7 +248,7 @@ _Followed = tuple[Hashable, _Cost]
 
 
 def _plan_and_cost(op: StructuredOp, pipeline: Schedule, target: CpuTarget) -> _Followed:
-    """Raises CannotLower or TCError if the schedule is illegal."""
+    """The plan and the cost of a schedule. Raises CannotLower or TCError if it is illegal."""
     if not op.is_product:
         check_schedule(pipeline, op, target)
         return pipeline, _NOTHING
@@ -262,7 +262,7 @@ def _estimate_cost(op: StructuredOp, plan: Plan, target: CpuTarget) -> _Cost:
 
 
 def _clip_tiles(plan: Plan) -> Plan:
-    """Clip each tile to the one around it, so that the estimated code size is that of existing points."""
+    """Clip each tile to the one around it, so that equivalent plans are equal."""
     around: dict[str, int] = {}
     levels = []
     for level in plan.levels:
@@ -272,7 +272,7 @@ def _clip_tiles(plan: Plan) -> Plan:
 
 
 class _PerLevelGenes:
-    """Stands for a tuple whose numbers are genes of their own."""
+    """Stands for a tuple whose elements have one gene each."""
 
     def __repr__(self) -> str:
         return "given"
@@ -305,8 +305,8 @@ def schedule_space(
 ) -> tuple[CpuSearchSpace, tuple[Genome, ...]]:
     """At most `count` schedules for each contraction, and the first genomes: the best schedule of each.
 
-    They are the alternatives of the schedule of `start` if it has one for the contraction, else the model's best, after
-    the default of an untuned call if that is none of them.
+    They are the alternatives of the schedule of `start` if it has one for the contraction, else the cost model's best,
+    preceded by None, the default of an untuned call, if that is not among them.
 
     Raises ArgumentError if the def has no contraction, or no alternative applies.
     """
@@ -330,7 +330,7 @@ def schedule_space(
 def _products_if_asked(
     bound: BoundFunction, start: CpuOptions, target: CpuTarget
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
-    """The ops of `list_schedulable_ops`, with products that have no register tile untuned, but with a schedule do."""
+    """The schedulable ops, including products that get a register tile only with a schedule."""
     untuned = list_schedulable_ops(bound, start, target)
     asked = list_schedulable_ops(bound, replace(start, schedule=schedule_memory_bound), target)
     try:
@@ -363,7 +363,7 @@ def _is_schedule_applicable(pipeline: Schedule, op: StructuredOp, target: CpuTar
 
 
 def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: bool, single: bool) -> Iterable[Gene]:
-    """single: the def is one contraction, whose schedule determines all tiling."""
+    """Genes of the options that can matter. single: the def is one contraction, whose schedule sets all tiling."""
     useless = {
         "tile": single and not any(options.tile for options in every),
         "fusion": len(bound.statements) < 2,
@@ -385,7 +385,7 @@ def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: b
 
 
 def _parts_gene(bound: BoundFunction, every: Sequence[CpuOptions], target: CpuTarget) -> Iterable[Gene]:
-    """Numbers of parts of reductions that do not come to the same as an earlier one."""
+    """The gene of `split_k`, without values that have the same effect as an earlier one."""
     name = "split_k"
     if not any(s.reduction_indices and math.prod(i.extent for i in s.indices) >= LONG for s in bound.statements):
         return
@@ -399,7 +399,7 @@ def _parts_gene(bound: BoundFunction, every: Sequence[CpuOptions], target: CpuTa
 
 
 def _tuple_genes(name: str, bound: BoundFunction, values: Sequence[tuple[int, ...]], keep: float) -> Iterable[Gene]:
-    """Of a tuple of tile sizes, one for each of the outer loops; 0 leaves a loop alone."""
+    """The genes of a tuple of tile sizes, one for each outer loop; 0 leaves a loop untiled."""
     depth = max((len(s.free) for s in bound.statements), default=0)
     yield Gene(name, ((), _GIVEN), keep_probability=keep)
     for k in range(min(DEEPEST, max(depth, *map(len, values)))):
@@ -461,7 +461,7 @@ def _drop_experts(options: CpuOptions) -> CpuOptions:
 
 
 def _rank_genomes(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
-    """The n-th best schedule for every contraction at once, for the first n."""
+    """Genomes with the n-th best schedule for every contraction at once, for the first values of n."""
     places = {k: len(g.choices) for k, g in enumerate(made.genes) if g.name.endswith(".pipeline")}
     best = min(12, max(places.values(), default=0))
     return [tuple(min(n, places[k] - 1) if k in places else v for k, v in enumerate(zero)) for n in range(1, best)]

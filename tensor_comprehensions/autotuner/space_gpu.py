@@ -26,7 +26,7 @@ LISTS = {"tile": 0, "threads": 1, "blocks": 1}
 CALLS = "match_library_calls"
 """The option that has a gene only if there are library calls to match, and a device to time them on."""
 MOST = 4096
-"""Of a size that is no power of two: threads and tiles beyond are too large anyway."""
+"""The maximum of sizes that are not powers of two: larger tiles and blocks are too large anyway."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..target import GpuTarget
 from .space import Gene, Genome
 
 TERMS = (16, 32, 64, 128)
-"""Of a tile: few of them fit into more stages."""
+"""The numbers of reduction terms of a tile to try: the fewer, the more stages fit."""
 
 
 FIXED = ("products",)
@@ -23,10 +23,10 @@ FIXED = ("products",)
 
 @dataclass(frozen=True)
 class TileSpace:
-    """All tiles that a search may take.
+    """The search space of tile options.
 
     Attributes:
-        start: options that hold where no gene says otherwise.
+        start: the options to use if no gene changes them.
     """
 
     genes: tuple[Gene, ...]
@@ -87,7 +87,7 @@ def tile_space(
 
 
 def _make_gene(name: str, choices: Sequence[int], every: Sequence[TileOptions]) -> Gene:
-    """A field as a gene: sizes of tiles, and numbers of warps, change together."""
+    """The gene of a field; the sizes of a tile, or all numbers of warps, are chosen together."""
     own: list[Any] = list(choices)
     if name == "tile":
         own = [(), *product(choices, choices, TERMS)]

@@ -1,7 +1,7 @@
 """The search for options of a def with sparse operands: one option after the other, in this process.
 
 The fastest options depend on the stored elements, so candidates run on the operands of the call, interleaved with the
-best so far. There are few options, and they rarely interact: a sweep goes on until no single change is a gain.
+best so far. There are few options, and they rarely interact: sweeps repeat until no single change is a gain.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from .search_loop import SearchBudget, TuningResult
 from .timing import RunQueueClock, Times, calls_for, sample_run, speedup_lower_bound
 
 MIN_SPEEDUP = 1.02
-"""How many times as fast as the best so far a candidate must be, surely, to take its place."""
+"""The lower bound of the speedup that a candidate needs to replace the best so far."""
 MIN_RACE_ROUNDS, MAX_RACE_ROUNDS = 15, 61
 """Rounds of a race: enough to detect a loser, and enough to detect a winner."""
 HOPELESS = 1.1
-"""A candidate is given up if it takes this many times as long in half of the first rounds."""
+"""A race ends when the candidate's median is more than this many times that of the best so far."""
 MAX_PERMUTED = 4
 """Indices of a statement up to which all orders of loops are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Race:
-    """Two options, interleaved: a lower bound of the speedup of the second, and the times of both."""
+    """The result of a race of two options: a lower bound of the speedup of the second, and the times of both."""
 
     gain: float
     first: Times
@@ -68,7 +68,7 @@ def autotune_sparse(
     """Search for options for calls like this one, use them from now on, and keep them in the store.
 
     Raises:
-        ArgumentError: the operands do not fit the def, or the start is no `SparseOptions`.
+        ArgumentError: the operands do not fit the def, or `start` is not a `SparseOptions`.
     """
     if start is not None and not isinstance(start, SparseOptions):
         raise ArgumentError(f"options is {start!r}, and an operand is sparse", expected="SparseOptions(...)")
@@ -138,7 +138,7 @@ class _SparseCoordinateSearch:
         return self._result(best)
 
     def _result(self, best: SparseOptions) -> TuningResult[SparseOptions]:
-        """Race the winner against the start once more: the times of earlier races are from other moments."""
+        """Race the winner against the start once more: times of different races cannot be compared."""
         last = self._race(self._start, best, past_end=True)
         low, middle, high = last.other.quartiles
         default_low = low if best == self._start else last.first.quartiles[0]
@@ -148,11 +148,11 @@ class _SparseCoordinateSearch:
         )  # fmt: skip
 
     def _gain(self, best: SparseOptions, candidate: SparseOptions, generation: int) -> float:
-        """How many times as fast as the best so far a candidate is at least; 0 if it does not work."""
+        """A lower bound of the speedup of a candidate over the best so far; 0 if the candidate fails."""
         began = perf_counter()
         try:
             found = self._kernels.run(self._call, options=candidate)
-        except ArgumentError as refusal:  # an order that is not possible, say
+        except ArgumentError as refusal:  # e.g. an impossible order of loops
             return self._add_failure(candidate, pb.INVALID, refusal.message, generation)
         if not all(_results_agree(found[n], x, self._longest_sum) for n, x in self._expected.items()):
             get_logger("tune").warning("%s: %s gives other results", self._kernels.function.name, candidate)
@@ -172,7 +172,7 @@ class _SparseCoordinateSearch:
         return 0.0
 
     def _race(self, first: SparseOptions, other: SparseOptions, *, past_end: bool = False) -> _Race:
-        """A race of two options, which the end of the budget ends, unless it may go on past it."""
+        """Race two options for up to `MAX_RACE_ROUNDS`; only `MIN_RACE_ROUNDS` after the budget or if `past_end`."""
 
         def launch(options: SparseOptions) -> int:
             self._kernels.run(self._call, options=options)
@@ -195,7 +195,7 @@ class _SparseCoordinateSearch:
 
 
 def _single_option_changes(options: SparseOptions, function: Function) -> Iterator[tuple[str, Any]]:
-    """The options and values that differ from these in one option."""
+    """Yield every change of one option, as (field name, new value)."""
     for f in fields(options):
         choices = f.metadata.get("choices", _orders(function))
         yield from ((f.name, value) for value in choices if value != getattr(options, f.name))
@@ -208,7 +208,7 @@ def _orders(function: Function) -> list[tuple[str, ...]]:
 
 
 def _count_terms(kernels: SparseKernels, call: SparseCall) -> int:
-    """The most terms that one element of a tensor may have."""
+    """The maximum number of terms that are reduced into one element."""
     function, sizes = kernels.function_for_call(call), kernels.sizes(call)
     scalars = {name: sizes[name] for name in function.scalars}
     bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
@@ -216,7 +216,7 @@ def _count_terms(kernels: SparseKernels, call: SparseCall) -> int:
 
 
 def _results_agree(x: Any, right: Any, longest_sum: int) -> bool:
-    """Whether two results store the same places and agree but for rounding."""
+    """Whether two results store the same elements and agree up to rounding."""
     if not isinstance(x, SparseTensor):
         return find_fault(x, right, allow_rounding(right, longest_sum)) is None
     return are_equal_levels(x.levels, right.levels) and _results_agree(x.values, right.values, longest_sum)

@@ -1,7 +1,7 @@
 """Running a kernel in a worker: its memory, and its times.
 
-Always holds: before every run that is looked at, outputs and temporaries hold poison and in/out outputs their initial
-values.
+Invariant: before every run whose results are checked, outputs and temporaries hold poison, and in/out outputs their
+initial values.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .guarded_buffer import GuardedBuffer
 from .problem import Problem, torch_type
 
 SAMPLE = 100e-6
-"""Seconds that one sample takes at least; short runs are repeated in it."""
+"""The minimum seconds of one sample, in which short runs are repeated."""
 LEAST, MOST = 5, 60
-"""Samples of a timing."""
+"""The minimum and maximum number of samples of a timing."""
 ROUNDS, MIN_ROUNDS, PATIENT = 501, 9, 2.0
-"""Most rounds of a race; rounds that may decide it; its longest wait for undisturbed rounds, relative to its time."""
+"""The maximum rounds of a race; the undisturbed ones it needs; its extra time to get these, relative to its time."""
 CALM = 0.02
-"""Largest part of a valid sample that its threads spent waiting for a processor."""
+"""The maximum share of an undisturbed sample that its threads spent waiting for a processor."""
 DOUBT = 0.002
-"""How often a race may take one for faster that is not: several race, and the luckiest is looked at."""
+"""The probability of finding a kernel faster that is not; small, as the luckiest of several finalists counts."""
 PRECISE = 0.01
-"""Half the confidence interval of the median, relative to it, that is precise enough."""
+"""The interquartile range / sqrt(samples), relative to the median, at which a timing is precise enough."""
 
 
 class ProblemMemory:
@@ -77,7 +77,7 @@ class ProblemMemory:
         ]
 
     def restore(self, *, poison: bool) -> None:
-        """Restore the tensors that a run changed."""
+        """Reset in/out outputs to their initial values; `poison`: first fill all outputs with poison."""
         if poison:
             for g in self._outputs:
                 g.poison()
@@ -85,7 +85,7 @@ class ProblemMemory:
             output.copy_(x)
 
     def restore_without_poison(self) -> None:
-        """`restore` without poison, to be passed on."""
+        """`restore` without poison, as a callback."""
         self.restore(poison=False)
 
     @property
@@ -94,11 +94,11 @@ class ProblemMemory:
         return bool(self._starts)
 
     def addresses(self) -> list[int]:
-        """Of the arguments, in the order of a kernel's."""
+        """The addresses of the arguments, in the order of the kernel's parameters."""
         return [g.address for g in (*self._inputs[: len(self.problem.message.inputs)], *self._outputs)]
 
     def describe_guard_damage(self) -> str:
-        """Which memory was written next to; empty if none was."""
+        """The kind of memory whose guard bands were overwritten; empty if none."""
         groups = {"an input": self._inputs, "an output": self._outputs}
         return next((name for name, parts in groups.items() if not all(g.guards_intact() for g in parts)), "")
 
@@ -112,7 +112,7 @@ class ProblemMemory:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of all tensors in bytes."""
         return sum(g.size for g in (*self._inputs, *self._outputs))
 
 
@@ -124,7 +124,7 @@ class LoadedCandidate:
 
 
 class TimedLaunch:
-    """A kernel on a problem's memory."""
+    """A kernel bound to a problem's memory."""
 
     def __init__(self, loaded: LoadedCandidate, memory: ProblemMemory) -> None:
         self.memory = memory
@@ -135,18 +135,18 @@ class TimedLaunch:
         self._place = ctypes.addressof(self._slots)
 
     def __call__(self) -> int:
-        """Run on the memory in its present state: 0, or the number of a failed check."""
+        """Run on the memory as it is; return 0, or the number of a failed check."""
         return int(self._executable.function(self._place))
 
     def run_with_poisoned_outputs(self) -> int:
-        """Run on memory in which everything that the kernel must write first is poison."""
+        """Run after filling outputs and temporaries with poison and resetting in/out outputs."""
         self.memory.restore(poison=True)
         for g in self._temporaries:
             g.poison()
         return self()
 
     def describe_guard_damage(self) -> str:
-        """Which memory was written next to; empty if none was."""
+        """The kind of memory whose guard bands were overwritten; empty if none."""
         return self.memory.describe_guard_damage() or (
             "" if all(g.guards_intact() for g in self._temporaries) else "a temporary"
         )
@@ -154,9 +154,9 @@ class TimedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds per run: samples in order.
+    """Samples in order, in seconds per run.
 
-    waits: for each sample, the part of it that threads spent waiting for a processor; empty if not measured.
+    waits: for each sample, the share of it that threads spent waiting for a processor; empty if not measured.
     """
 
     samples: tuple[float, ...]
@@ -168,7 +168,7 @@ class Times:
 
     @property
     def undisturbed_samples(self) -> tuple[float, ...]:
-        """The samples that count: all, where too few are calm."""
+        """The undisturbed samples; all samples if those are fewer than `LEAST`."""
         found = tuple(s for k, s in enumerate(self.samples) if self.is_undisturbed(k))
         return found if len(found) >= LEAST else self.samples
 
@@ -202,12 +202,12 @@ def speedup_lower_bound(first: Times, other: Times) -> float:
 
 
 def thread_clock() -> Callable[[], float]:
-    """The clock of runs: with one thread, the processor time of the thread, which other load does not affect."""
+    """The clock of runs: wall time, or with one thread its processor time, which other load does not affect."""
     return thread_time if torch.get_num_threads() == 1 else perf_counter
 
 
 def sample_run(run: Callable[[], int], calls: int, before: Callable[[], None] | None) -> float:
-    """Seconds per run of `calls` runs in a row, or of one where something is to be done `before` each."""
+    """Seconds per run of `calls` runs in a row; with `before`, of one run after calling it."""
     now = thread_clock()
     if before is not None:
         before()
@@ -219,14 +219,14 @@ def sample_run(run: Callable[[], int], calls: int, before: Callable[[], None] | 
 
 
 def calls_for(seconds: float) -> int:
-    """The number of runs of this many seconds in one sample."""
+    """The number of runs in one sample if a run takes `seconds`."""
     return max(1, min(1000, round(SAMPLE / max(seconds, 1e-9))))
 
 
 class RunQueueClock:
     """Seconds that the threads of this process have waited for a processor, if the system reports them.
 
-    With one thread, the clock does not count waiting, so nothing is measured.
+    With one thread, `thread_clock` excludes waiting, so nothing is measured.
     """
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class RunQueueClock:
                     self._files.append(os.open(path, os.O_RDONLY))
 
     def seconds(self) -> float:
-        """So far."""
+        """The seconds that threads have waited so far."""
         total = 0
         for file in self._files:
             with contextlib.suppress(OSError, IndexError, ValueError):  # a thread that has ended
@@ -245,7 +245,7 @@ class RunQueueClock:
         return total * 1e-9
 
     def of(self, run: Callable[[], float], calls: int) -> tuple[float, float]:
-        """The seconds per run that `run` returns for this many runs, and the part of them spent waiting."""
+        """The seconds per run that `run` returns for `calls` runs, and the share of the time spent waiting."""
         before = self.seconds()
         seconds = run()
         return seconds, (self.seconds() - before) / max(seconds * calls, 1e-9)
@@ -300,7 +300,7 @@ def _time_in_rounds(
 
 
 def _normalize_samples(found: Sequence[Sequence[tuple[float, float]]]) -> list[Times]:
-    """The samples of one, or those of the first of two relative to the second's of the same rounds."""
+    """The times of each launch; of two, the first's are scaled by the second's in the same rounds."""
     mine, *others = map(_make_times, found)
     for other in others:
         usual = other.median
@@ -316,7 +316,7 @@ def _time_round(
     waiting: RunQueueClock,
     found: Sequence[list[tuple[float, float]]],
 ) -> None:
-    """One sample of each, alternately from the front and from the back."""
+    """Take one sample of each launch, in an order that alternates from round to round."""
     for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
         before = launches[k].memory.restore_without_poison if launches[k].memory.accumulates else None
         run = partial(sample_run, launches[k], counts[k], before)
@@ -337,7 +337,7 @@ def _is_precise(times: Times) -> bool:
 def race_launches(launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: float) -> list[Times]:
     """Time kernels, interleaved, so that other load affects all alike.
 
-    It ends when `seconds` are over, or later if few rounds were undisturbed so far.
+    The race ends after `seconds`, or later if too few rounds were undisturbed.
     """
     counts = [calls_for(first) for first in firsts]
     found: list[list[tuple[float, float]]] = [[] for _ in launches]

@@ -1,6 +1,6 @@
 """The work of a worker process: compile, check, time. Bytes in, bytes out.
 
-Always holds: a request is data; code to run was lowered here from a TC program, or by another worker of the same tuner.
+Invariant: a request is data; code to run was lowered here from a TC program, or by another worker of the same tuner.
 `handle_request` answers all errors that Python can catch; others end the process, which the tuner survives.
 """
 
@@ -40,23 +40,23 @@ from .timing import (
 )
 
 VERSION = 2
-"""Of the messages."""
+"""The version of the message format."""
 ROOM = 1 << 31
-"""Bytes of inputs that are kept, beside those in use."""
+"""The bytes of a problem's inputs and outputs above which the least recently used are freed."""
 PROBLEMS = 2
-"""Whose inputs are kept."""
+"""The number of problems whose inputs are kept."""
 CODES = 256
-"""Different loops whose code is kept."""
+"""The number of loop programs whose code is kept."""
 CHECK, COMPILE, RUN = "prepare", "compile", "run"
 """The phases of a request."""
 LONGEST = 600.0
-"""Seconds for a phase without a limit of its own."""
+"""The seconds of a phase for which a request sets no limit."""
 PATIENT = 2.0
-"""Time limit of a timing, relative to its expected time, also if it is interleaved with other code."""
+"""A timing is interleaved with other code only if it then takes at most this multiple of the requested time."""
 AGAIN = 2
-"""How often a candidate that seems hopeless may show that it is not."""
+"""The number of further runs of a candidate that seems hopeless, in case other load slowed the first."""
 FRESH = 0x5EED
-"""Seed of the inputs that only winners see."""
+"""The seed of the inputs that only finalists see."""
 
 Phase = Callable[[str], None]
 Stage = Callable[[pb.Request, pb.Reply, Phase], None]
@@ -113,7 +113,7 @@ def phase_limits(request: pb.Request) -> dict[str, float]:
 
 
 class MemoryCorruption(CandidateRejected):
-    """A candidate wrote out of bounds: later code in this process may suffer."""
+    """A candidate wrote out of bounds, and may have corrupted this process."""
 
     def __init__(self, message: str) -> None:
         super().__init__(pb.WRONG_RESULT, message)
@@ -132,7 +132,7 @@ def _compile(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 
 
 def compile_candidate(problem: Problem, options: object) -> pb.Code:
-    """The code that options give. Raises TCError or CannotLower if they do not apply."""
+    """Compile `problem` with `options`. Raises TCError or CannotLower if they do not apply."""
     if not isinstance(options, CpuOptions):
         raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     bound, text = _cached_problem(problem).bound, problem.message.source
@@ -156,7 +156,7 @@ class CompiledCodeCache:
         self._limit, self._kept = limit, dict[int, tuple[Hashable, pb.Code]]()
 
     def of(self, loops: Hashable, make: Callable[[], pb.Code]) -> pb.Code:
-        """The code of `loops`, made by `make()` where none is kept. Their hash, which takes long, is found out once."""
+        """The code of `loops`, from `make()` if it is not cached. Hashes `loops` only once, because that is slow."""
         number = hash(loops)
         known = self._kept.pop(number, None)
         if known is None or known[0] != loops:
@@ -177,7 +177,7 @@ _codes = CompiledCodeCache(CODES)
 
 
 class PreparedProblem:
-    """A problem ready to run candidates on, with its right results."""
+    """The inputs and expected results of a problem, to run candidates on."""
 
     def __init__(self, problem: Problem, folder: str) -> None:
         self.problem = problem
@@ -185,7 +185,7 @@ class PreparedProblem:
         self._memories: OrderedDict[tuple[str, int], ProblemMemory] = OrderedDict()
 
     def memory(self, kind: str, seed: int) -> ProblemMemory:
-        """Memory with inputs of a kind, created if needed; it replaces the least recently used."""
+        """Memory with inputs of a kind; new memory may replace the least recently used."""
         if (kind, seed) not in self._memories:
             while sum(m.size for m in self._memories.values()) > ROOM:
                 self._memories.popitem(last=False)
@@ -210,12 +210,12 @@ def _by_message(raw: bytes) -> Problem:
 
 
 def _cached_problem(problem: Problem) -> Problem:
-    """The same problem, whose def may have been checked and bound already."""
+    """An equal problem from a cache, so that its def is checked and bound only once."""
     return _by_message(problem.message.SerializeToString(deterministic=True))
 
 
 def prepare_problem(message: pb.Problem, folder: str) -> PreparedProblem:
-    """The bench of a problem, new or kept. Raises CandidateRejected if the inputs do not suit the def."""
+    """The problem of a message, prepared to run candidates on; from a cache if possible."""
     problem = _cached_problem(Problem(message))
     if problem.digest not in _benches:
         while len(_benches) >= PROBLEMS:
@@ -226,7 +226,7 @@ def prepare_problem(message: pb.Problem, folder: str) -> PreparedProblem:
 
 
 def clear_prepared_problems() -> None:
-    """Keep no problem any longer."""
+    """Clear the caches of problems and of code."""
     _benches.clear()
     _by_message.cache_clear()
     _codes.clear()
@@ -250,7 +250,7 @@ def _check_and_time_candidate(
     first = 0.0
     for kind in KINDS:
         launch, first = check_candidate(made, kernel, kind, 0)
-        if request.hopeless and first > request.hopeless:  # unless something else took the processor
+        if request.hopeless and first > request.hopeless:  # run again, in case other load slowed it
             first = min(first, *(sample_run(launch, 1, launch.memory.restore_without_poison) for _ in range(AGAIN)))
         if request.hopeless and first > request.hopeless:
             reply.status, reply.message = pb.SLOW, f"the first run took {first:.3g} s"
@@ -284,7 +284,7 @@ def load_candidate(code: pb.Code) -> LoadedCandidate:
 
 
 def check_candidate(made: PreparedProblem, kernel: LoadedCandidate, kind: str, seed: int) -> tuple[TimedLaunch, float]:
-    """Run once on inputs of a kind: the launch and its seconds. Raises CandidateRejected if anything is wrong."""
+    """Run once on inputs of a kind; return the launch and its seconds. Raises CandidateRejected if it is wrong."""
     expected = made.expected_outputs(kind, seed)
     launch = TimedLaunch(kernel, made.memory(kind, seed))
     now = thread_clock()
@@ -321,7 +321,7 @@ def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     _measure(request, reply, phase)
 
 
-# --- the last word -----------------------------------------------------------------------------------------------
+# --- the final race ----------------------------------------------------------------------------------------------
 
 
 def _race_candidates(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
@@ -364,8 +364,9 @@ def _race_candidates(request: pb.Request, reply: pb.Reply, phase: Phase) -> None
 
 
 def place_timings(times: Sequence[Times], places: Sequence[int], count: int) -> Iterator[pb.Timing]:
-    """The timings of a race of `count`, in order. Who is not at one of `places` has no runs; all are compared with the
-    first, where that ran.
+    """Yield the timings of `count` codes of a race in order; those not at one of `places` have no runs.
+
+    The others are compared with the first code, if that ran.
     """
     found = dict(zip(places, times, strict=True))
     for number in range(count):

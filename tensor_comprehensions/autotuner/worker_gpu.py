@@ -1,8 +1,8 @@
 """The work of a worker process for GPU mappings: map, compile, check, time.
 
-A device is "cuda:0", or "emulated:sm_90": then the CUDA text runs on the CPU, every access is checked, and
-`modeled_seconds` computes the time from what its threads did. The modeled time is the same on every machine, and only
-roughly true of any; it allows searching, and testing a search, without a device.
+A device is "cuda:0" or "emulated:sm_90". On the latter, CUDA source runs on the CPU, every access is checked, and
+`modeled_seconds` estimates the time from the accesses and waits of threads. The estimate is rough, but the same on
+every machine; it allows searching, and testing a search, without a device.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TENSOR, SHARED, WAIT = 32.0, 4.0, 16.0
 
 
 def handle_gpu_request(raw: bytes, phase: Phase) -> bytes:
-    """As `worker.handle_request`, for options that are mappings."""
+    """Like `worker.handle_request`, for GPU options."""
     return answer_request(raw, phase, _STAGES, lambda request: gpu_fingerprint(request.device))
 
 
@@ -82,26 +82,26 @@ def is_modeled(name: str) -> bool:
 
 
 def gpu_fingerprint(name: str) -> str:
-    """Of a device: times of one fingerprint can be compared."""
+    """An identifier of the kind of device: times with equal fingerprints can be compared."""
     if is_modeled(name):
         return name
     return f"{torch.cuda.get_device_name(name)} {gpu_target_of(name).name}"
 
 
 class GpuRunner(Protocol):
-    """A kernel on a device. steady: whether its time is the same each time."""
+    """Runs a kernel on a device. steady: whether every run takes the same time."""
 
     steady: bool
 
     def run(self, memory: ProblemMemory) -> float:
-        """Compute the outputs of `memory` from its inputs; seconds. Raises CandidateRejected."""
+        """Compute the outputs of `memory` from its inputs; return the seconds. Raises CandidateRejected."""
 
     def sample(self, memory: ProblemMemory, first: float) -> float:
-        """Seconds of a run, without regard to results, which took `first` before."""
+        """Seconds per run, with unchecked results. first: the seconds that a run took before."""
 
 
 class ModeledRunner:
-    """A kernel in the emulator."""
+    """Runs a kernel in the emulator and models its time."""
 
     steady = True
 
@@ -124,7 +124,7 @@ class ModeledRunner:
 
 
 def modeled_seconds(kernel: CompiledGpuKernel, counts: Counts) -> float:
-    """The cycles of all threads, divided by the number that the device and the largest launch run at once."""
+    """The estimated time: that of launches, plus the cycles of all threads over the threads that run at once."""
     machine = kernel.target
     threads = max((prod(k.launch.grid) * prod(k.launch.block) for k in kernel.code.kernels), default=1)
     lanes = min(threads, machine.num_sms * machine.float32_lanes)
@@ -188,7 +188,7 @@ class DeviceRunner:
 
 
 def _prepare_runner(request: pb.Request, options: object) -> tuple[GpuRunner, str]:
-    """A candidate on its device, and a digest of its text. Raises TCError or CannotLower if it does not apply."""
+    """A candidate compiled for its device, and a digest of its source. Raises TCError or CannotLower."""
     if not isinstance(options, MappingOptions | TileOptions):
         raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     wanted, problem = gpu_target_of(request.device), Problem(request.problem)
@@ -213,7 +213,7 @@ def _compute_code_digest(plan: Plan) -> str:
 
 
 def _check_outputs(made: PreparedProblem, runner: GpuRunner, kind: str, seed: int) -> float:
-    """Run once on inputs of a kind; seconds. Raises CandidateRejected if anything is wrong."""
+    """Run once on inputs of a kind; return the seconds. Raises CandidateRejected if anything is wrong."""
     expected, memory = made.expected_outputs(kind, seed), made.memory(kind, seed)
     seconds = runner.run(memory)
     if place := memory.describe_guard_damage():
@@ -273,7 +273,7 @@ def _race_candidates(request: pb.Request, reply: pb.Reply, phase: Phase) -> None
 
 
 def _time_runners(runners: list[GpuRunner], memory: ProblemMemory, firsts: list[float], seconds: float) -> list[Times]:
-    """Samples of all, interleaved, for this many seconds."""
+    """Time all runners, interleaved, for `seconds` per runner."""
     end = perf_counter() + seconds * max(1, len(runners))
     samples: list[list[float]] = [[] for _ in runners]
     for turn in range(MOST):

@@ -1,6 +1,6 @@
-"""Worker processes as a tuner sees them: asked with bytes, answering with bytes, or dead, and then replaced.
+"""Worker processes, from the tuner's side: they answer bytes with bytes, and are replaced when they die.
 
-Always holds: a call of a worker returns or raises within its limits; a worker that failed is gone before the next one
+Invariant: a call of a worker returns or raises within its limits; a worker that failed is gone before the next one
 starts; no worker outlives its pool.
 """
 
@@ -27,7 +27,7 @@ from .fork_server import receive_json, send_json
 
 SERVICE = "tensor_comprehensions.autotuner.worker:handle_request"
 START = 120.0
-"""Seconds that the zygote may take to load torch and the compiler on a busy machine."""
+"""Seconds that the fork server may take to load torch and the compiler on a busy machine."""
 MAX_REQUESTS = 400
 """Requests after which a worker is replaced, which bounds the memory that libraries leak."""
 FIRST_PHASE = "prepare"
@@ -49,12 +49,12 @@ class WorkerDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """How workers live.
+    """The settings of a worker process.
 
     Attributes:
-        service: "module:function" that answers requests. path: where else to look for it.
-        cpus: the processors they may use; () for all. threads: of torch's pool.
-        memory: bytes that they may allocate; 0 for no limit.
+        service: "module:function" that answers requests. path: folders to search for it first.
+        cpus: the processors it may use; () for all. threads: the size of torch's thread pool.
+        memory: bytes that it may allocate; 0 for no limit.
     """
 
     service: str = SERVICE
@@ -79,7 +79,7 @@ class ForkServer:
 
     @property
     def folder(self) -> Path:
-        """For files that its workers share; it is gone when the zygote is, however that ends. Waits for its start."""
+        """The folder for files that workers share, removed when the fork server ends. Waits for the server's start."""
         with self._lock:
             return self._wait_for_folder()
 
@@ -92,7 +92,7 @@ class ForkServer:
         return self._folder
 
     def fork(self, settings: WorkerConfig) -> tuple[int, socket.socket]:
-        """A new worker: its process and the connection to it. Raises Disconnected."""
+        """Fork a worker; return its process ID and the connection to it. Raises Disconnected."""
         ours, theirs = socket.socketpair()
         with theirs:
             order = {name: getattr(settings, name) for name in settings.__slots__}
@@ -103,7 +103,7 @@ class ForkServer:
                 raise
 
     def reap(self, pid: int) -> int:
-        """Wait for a worker that is dying: its exit code, or minus its signal. Raises Disconnected."""
+        """Wait until a worker has ended; return its exit code, or minus its signal. Raises Disconnected."""
         return int(self._ask({"reap": pid})["status"])
 
     def _ask(self, order: dict[str, Any], *descriptors: int) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class ForkServer:
             return receive_json(self._control)[0]
 
     def close(self) -> None:
-        """End all workers and the zygote; returns when they are gone."""
+        """End all workers and the fork server; returns when they are gone."""
         self._control.close()
         try:
             self._process.wait(10)
@@ -133,7 +133,7 @@ class Worker:
         self.answered = 0
 
     def call(self, request: bytes, limits: Mapping[str, float]) -> bytes:
-        """The reply. limits: seconds that each phase may take; a phase that is not there is of no kind we know.
+        """Send a request and return the reply. limits: the seconds that each phase may take; other phases are errors.
 
         Raises WorkerDied; then the process is gone.
         """
@@ -159,7 +159,7 @@ class Worker:
             raise WorkerDied("crash", phase, _describe_exit(self.kill())) from None
 
     def end(self) -> None:
-        """End the process, for another thread that waits for its answer to find out."""
+        """Kill the process without waiting; a thread that waits for its answer notices."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -185,11 +185,11 @@ def _describe_exit(code: int | None) -> str:
 
 
 class WorkerPool:
-    """Interchangeable workers; a request goes to one that is free. They start when they are needed first.
+    """Interchangeable workers, which start on demand; a request goes to a free one.
 
-    suspect: whether a worker that gave an answer may be unwell since; it is replaced then.
-    lost: whether a worker's answer says that its device is gone. No worker is started there again, and the request goes
-        to another device as long as there is one.
+    suspect: whether a reply means that its worker may be corrupted; the worker is then replaced.
+    lost: whether a reply says that the worker's device is gone. No worker is started there again, and the request goes
+        to another device if one is left.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class WorkerPool:
         self._closed = False
 
     def submit(self, request: bytes, limits: Mapping[str, float]) -> Future[bytes]:
-        """The reply to come; it may raise WorkerDied. Raises RuntimeError once the group is closed."""
+        """A future for the reply, which may raise WorkerDied. Raises RuntimeError once the pool is closed."""
         return self._threads.submit(self._run, request, limits)
 
     def _run(self, request: bytes, limits: Mapping[str, float]) -> bytes:
@@ -221,7 +221,7 @@ class WorkerPool:
                 return reply
 
     def _try_worker(self, request: bytes, limits: Mapping[str, float]) -> bytes | None:
-        """The reply of a worker that is free; None if its device is lost, which the group then does without."""
+        """The reply of a free worker; None if its device is lost and was dropped from the pool."""
         settings, worker = self._free.get()
         kept = True
         try:
@@ -244,7 +244,7 @@ class WorkerPool:
                 self._free.put((settings, worker))
 
     def _drop_lost_device(self) -> bool:
-        """Do with one device less, if another is left."""
+        """Drop one device unless it is the last; return whether it was dropped."""
         with self._lock:
             left = self.size > 1
             self.size -= left
@@ -267,7 +267,7 @@ class WorkerPool:
                 self._living.discard(worker)
 
     def close(self) -> None:
-        """End all workers; those who wait for one learn that it died. Returns when they are gone."""
+        """End all workers; pending calls raise WorkerDied. Returns when all workers are gone."""
         with self._lock:
             self._closed = True
             for worker in self._living:

@@ -1,4 +1,4 @@
 """The backend of `torch.compile`: graphs of torch operations in, regions of them compiled as defs out.
 
-Always holds: operations without a formula stay with torch, and the graph computes the same results.
+Invariant: operations without a formula stay with torch, and the graph computes the same results.
 """

@@ -1,7 +1,7 @@
-"""`torch.compile(backend="tensor_comprehensions")`: forward and backward graphs with their regions as kernels.
+"""`torch.compile(backend="tensor_comprehensions")`: compiles regions of forward and backward graphs to kernels.
 
 torch captures the graph, derives the backward pass and passes both as operations on tensors of known sizes. Regions of
-them become defs; each is timed against torch once, on the first tensors, and the faster of both stays.
+them become defs; each is timed against torch once, on the tensors of its first call, and the faster of both is used.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .undecomposed_operations import captured_whole
 
 LIMIT = 4096
 _operators: SingleFlightCache[str, Op] = SingleFlightCache(LIMIT)
-"""Operators by their text."""
+"""Operators by the source of their def."""
 _kernels: SingleFlightCache[str, KernelOrEager] = SingleFlightCache(LIMIT)
-"""Kernels with their rivals: equal regions, such as the layers of a network, compile and race once."""
+"""Kernels with their eager alternatives: equal regions, such as the layers of a network, compile and race once."""
 
 observers: list[Callable[[fx.GraphModule, int], object]] = []
-"""Who gets every graph that is compiled, with kernels in it, and the floating-point operations of all of it."""
+"""Functions called with each compiled graph of known sizes, after kernels are inserted, and with all of its flops."""
 
 
 def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
@@ -78,7 +78,7 @@ def fuse_regions(module: fx.GraphModule, bounds: RegionLimits = ANY) -> fx.Graph
 
 
 def fuse_symbolic_regions(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
-    """`module`, whose sizes are symbols, with kernels in place of regions for all sizes; are these all regions?"""
+    """`module`, whose sizes are symbols, with kernels for all sizes; and whether these cover every region and size."""
     with falls_back("a graph cannot be taken apart for all sizes"):
 
         def translate(graph: fx.Graph, refused: frozenset[fx.Node]) -> list[FusedRegion]:
@@ -95,12 +95,12 @@ def fuse_symbolic_regions(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]
 
 
 def _varying_sizes(r: SymbolicRegion) -> tuple[str, ...]:
-    """The sizes of a region for all values of which it is one kernel."""
+    """The sizes of a region that may vary without another kernel."""
     return find_varying(_operators.get(r.region.text, lambda: define(r.region.text)[NAME]).function, r.numbers)
 
 
 def _symbolic_kernel(r: SymbolicRegion) -> KernelOrEager:
-    """The kernel of a region for all sizes, and its rival."""
+    """The kernel of a region for all sizes, with its eager alternative."""
 
     def make() -> KernelOrEager:
         views = tuple(OutputView.of(shape, order) for shape, order in zip(r.shapes, r.orders, strict=True))
@@ -137,7 +137,7 @@ def _translate_regions(
 
 
 def _define_operator(region: FusedRegion) -> FusedRegion:
-    """`region`, once there is an operator for its def."""
+    """Define the operator of `region`; return `region`."""
     _operators.get(region.text, lambda: define(region.text)[NAME])
     return region
 
@@ -186,7 +186,7 @@ def _rewritten(module: fx.GraphModule, taken: Sequence[FusedRegion]) -> fx.Graph
 
 
 def _make_kernel_or_eager(region: FusedRegion) -> KernelOrEager:
-    """The kernel of `region` and its rival."""
+    """The kernel of `region`, with its eager alternative."""
 
     def make() -> KernelOrEager:
         op = _operators.get(region.text, lambda: define(region.text)[NAME])

@@ -1,4 +1,4 @@
-"""The sums of a convolution over windows, with names for the indices of images, channels, places and taps."""
+"""Sums over the windows of a convolution, with named indices for images, channels, output positions and taps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .literals import Unsupported
 from .op_table import TranslationContext
 
 LEAST_RUN, FEW_PLACES = 4, 32
-"""Neighboring places, and places of all images, from which on vectors run over those of one image."""
+"""With fewer output positions in a row, or at most as many in all images, vectors run over those of all images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class ConvWindows:
     """`out(n, g o, h...) = data(n, g c, s h + d k...) * taps(g o, c, k...)`, any of which may be the summed result.
 
     Attributes:
-        extents: of the indices `n g o c h0 h1... k0 k1...`.
+        extents: the extents of the indices `n g o c h0 h1... k0 k1...`.
         stride, dilation: of each dimension.
-        texts: of indices that are no names of loops.
+        texts: expressions of the indices that are not loops.
     """
 
     extents: dict[str, int]
@@ -34,7 +34,7 @@ class ConvWindows:
     def of(
         batch: int, groups: int, weight: Sequence[int], places: Sequence[int], stride: Any, dilation: Any
     ) -> ConvWindows:
-        """Of `batch` images in `groups`, weights of the shape `weight`, and so many `places` of windows."""
+        """For `batch` images, channels in `groups`, the shape `weight`, and `places` windows in each dimension."""
         extents = {"n": batch, "g": groups, "o": weight[0] // groups, "c": weight[1]}
         extents |= {f"h{d}": n for d, n in enumerate(places)} | {f"k{d}": n for d, n in enumerate(weight[2:])}
         return ConvWindows(extents, stride, dilation)
@@ -47,7 +47,7 @@ class ConvWindows:
         return [("g", self.extents["g"]), (self.name(inner), self.extents[inner])]
 
     def places(self) -> list[str]:
-        """Where in the data a tap of a window is."""
+        """The position in the data of a tap of a window, in each dimension."""
         both = zip(self.stride, self.dilation, strict=True)
         return [f"({s} * {self.name(f'h{d}')} + {e} * {self.name(f'k{d}')})" for d, (s, e) in enumerate(both)]
 
@@ -63,7 +63,7 @@ class ConvWindows:
         return format_element(x, [self.name("n"), self.channel("o"), *(self.name(f"h{d}") for d in spatial)])
 
     def reduce(self, c: TranslationContext, groups: Sequence[Sequence[str]], term: str, operator: str = "+=!") -> Value:
-        """`term` combined into the tensor whose dimensions have the indices `groups`."""
+        """Reduce `term` by `operator` into a tensor whose dimensions are indexed by `groups`."""
         names = [t for group in groups for t in group if self.extents[t] != 1]
         parts = tuple(tuple(self.extents[t] for t in group if self.extents[t] != 1) for group in groups)
         ranges = [f"{letter} in 0:{n}" for letter, n in self.extents.items() if n != 1]
@@ -71,7 +71,7 @@ class ConvWindows:
         return c.body.add_sum(like, names, term, ranges, operator)
 
     def convolve(self, c: TranslationContext, data: Callable[[ConvWindows], str], taps: str) -> Value:
-        """The sums of products of `data`, a text made of the names of indices, and `taps`."""
+        """The sums of products of `data`, which formats an element for the indices of a `ConvWindows`, and `taps`."""
         if not self.has_few_places:
             return self.reduce(c, self.of_out, f"{data(self)} * {taps}")
         rows, places = ["c", *self._number_names("k")], ["n", *self._number_names("h")]
@@ -95,7 +95,7 @@ class ConvWindows:
 
     @property
     def has_few_places(self) -> bool:
-        """Whether vectors should run over all places of all images, because those of one are too few."""
+        """Whether vectors should run over the output positions of all images, because one image has too few."""
         last = self.extents[f"h{len(self.stride) - 1}"]
         places = math.prod(self.extents[t] for t in ("n", *self._number_names("h")))
         return self.extents["g"] == 1 and places > 1 and (last < LEAST_RUN or places <= FEW_PLACES)
@@ -113,7 +113,7 @@ class ConvWindows:
 
 
 def format_element(x: Value, indices: Sequence[str | Sequence[tuple[str, int]]]) -> str:
-    """The element of `x` at one index for each of its dimensions, or at indices that are digits of it."""
+    """The element of `x` at one index per dimension: a text, or the (digit, extent) pairs that it is composed of."""
     texts: list[str] = []
     for index, group in zip(indices, x.groups, strict=True):
         digits = [(index, group[0] if group else 1)] if isinstance(index, str) else [d for d in index if d[1] != 1]

@@ -27,11 +27,11 @@ from .op_table import (
 )
 
 LEAST_LANES = 8
-"""Channels from which on vectors run along them in the gradient by the weights."""
+"""The minimum number of channels for vectors along them in the gradient by the weights."""
 CHANNELS_LAST_BYTES = 1 << 20
-"""Data from which on its channels are innermost there, rather than those of the results: L2 does not keep it."""
+"""The data size above which its channels are innermost there, not those of the results: it does not stay in L2."""
 MOST_PHASES = 4
-"""Most statements of a transposed convolution."""
+"""The maximum number of phases of a transposed convolution, each of which is a statement."""
 CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
 
 
@@ -43,9 +43,9 @@ def repeat_number(values: Sequence[int], count: int) -> list[int]:
 def pad_value(
     c: TranslationContext, x: Value, widths: Sequence[tuple[int, int]], fill: str, *, channels_last: bool = False
 ) -> Value:
-    """`x` with so many more elements before and behind each of its last dimensions.
+    """`x` padded with `fill` by (before, after) `widths` in its last dimensions. Raises Unsupported if one is negative.
 
-    channels_last: whether the tensor that holds it has its channels, dimension 1, innermost.
+    channels_last: whether channels, dimension 1, are innermost in memory.
     """
     if any(n < 0 for both in widths for n in both):
         raise Unsupported("padding of more than a window")
@@ -65,7 +65,7 @@ def pad_value(
 
 
 def _guard(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
-    """`x` where each of some dimensions is within its bounds, and `fill` elsewhere."""
+    """`x` where low <= index < high for each (dimension, low, high) of `bounds`, and `fill` elsewhere."""
     places = [(sum(map(len, x.groups[:d])), low, high) for d, low, high in bounds]
 
     def element_text(i: Sequence[str]) -> str:
@@ -88,9 +88,9 @@ def _check_type(dtype: DType) -> None:
 
 
 def padded_weights(node: fx.Node) -> Iterator[fx.Node]:
-    """The weights that `node` multiplies with zeros around its data, as torch does not.
+    """Yield the weights that the def of `node` multiplies with zeros of the padding, which torch skips.
 
-    One of them that is infinite or NaN makes those products NaN.
+    Infinite or NaN weights make those products NaN.
     """
     if node.target is CONVOLUTION and (any(node.args[4]) or node.args[6]):  # type: ignore[arg-type]
         yield node.args[1]  # type: ignore[misc]
@@ -162,10 +162,10 @@ def convolution_backward(
 
 
 def _correlate(c: TranslationContext, x: Value, g: Value, weight: Sequence[int], s: ConvShape) -> Value:
-    """The gradient of a convolution of `x` by its weights, from that by its results.
+    """The gradient of a convolution of `x` by its weights, from `g`, the gradient by its results.
 
-    The sum has one matrix product for each tap: channels of the results meet channels of the data at all places. The
-    ones or the others are innermost in a copy, so that a vector has neighboring channels.
+    It is one matrix product per tap, of channels of the results by channels of the data, summed over all positions. A
+    copy makes the channels of one of them innermost, so that a vector has neighboring channels.
     """
     count, spatial = len(s.stride), range(len(s.stride))
     windows = ConvWindows.of(x.shape[0], s.groups, weight, g.shape[2:], s.stride, s.dilation)
@@ -190,8 +190,8 @@ def _correlate(c: TranslationContext, x: Value, g: Value, weight: Sequence[int],
 def _spread_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape, sizes: Sequence[int]) -> Value:
     """A transposed convolution: every element of `x` is spread over a window of the result, which has `sizes`.
 
-    Only every `stride`-th tap reaches an element of the result, so that the elements at one distance from a multiple of
-    the stride, a phase, are a convolution with these taps.
+    Only every `stride`-th tap reaches an element of the result, so that the elements whose index has the same remainder
+    modulo the stride, a phase, are a convolution with these taps.
     """
     if all(n == 1 for n in s.stride):
         taps = _transpose_weight(weight, s.groups)
@@ -287,7 +287,7 @@ def _interleave_phases(
 
 
 def _transpose_weight(weight: Value, groups: int) -> Value:
-    """The weights as the gradient by the input takes them: `w(g c, o, -k...)`."""
+    """The weights for the gradient by the input: `w(g c, o, -k...)`."""
     results, channels, *kernel = weight.shape
     spatial = range(len(kernel))
     if groups == 1:
@@ -302,7 +302,7 @@ def _transpose_weight(weight: Value, groups: int) -> Value:
 
 
 def split_conv_backward(graph: fx.Graph) -> None:
-    """Make one node of each gradient of a convolution, so that one may be taken without the others."""
+    """Split each backward of a convolution into a node per gradient, so that regions may include some of them."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is BACKWARD:
             _take_apart(graph, node)
@@ -338,7 +338,7 @@ def _count_filter_taps(node: fx.Node, argument: int) -> int:
 
 
 def _count_flops(node: fx.Node, data: int, results: Sequence[int], turned: bool) -> int:
-    """Of a convolution of an argument `data` with the next one; every element of one side meets a window."""
+    """The flops of a convolution of argument `data` with the next one; `turned`: a transposed convolution."""
     return (
         2
         * (math.prod(_get_argument_shape(node, data)) if turned else math.prod(results))

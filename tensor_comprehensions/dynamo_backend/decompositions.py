@@ -40,10 +40,10 @@ DECOMPOSED = (
     aten.threshold_backward, aten.leaky_relu, aten.hardswish, aten.hardtanh, aten.elu, aten.mse_loss,
     aten.mse_loss_backward, aten.var_mean,
 )  # fmt: skip
-"""Decompositions beside those of core ATen."""
+"""Operations that are decomposed in addition to those of core ATen."""
 LIMIT = 4096
 _META = "tensor_comprehensions.decomposition"
-"""Where a node keeps its decomposition."""
+"""The key of a node's decomposition in its `meta`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Decomposition:
 
     Attributes:
         graph: takes the distinct tensors among the arguments, in order.
-        is_view: whether it costs nothing.
-        weight: how many operations compute something.
+        is_view: whether it has only views, which cost nothing.
+        weight: the number of operations that are not views.
     """
 
     graph: fx.Graph
@@ -65,7 +65,7 @@ _decompositions: SingleFlightCache[str, Decomposition | None] = SingleFlightCach
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    """How torch decomposes operations that capturing a graph leaves whole."""
+    """torch's decompositions of the operations that captured graphs leave whole."""
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)
     table = {**core(), **get_decompositions(DECOMPOSED)}
     return {target: how for target, how in table.items() if target.overloadpacket not in KEPT}
@@ -87,7 +87,7 @@ def has_formula(node: fx.Node) -> bool:
 
 
 def has_plain_values(node: fx.Node) -> bool:
-    """Whether a def can have the tensors that `node` takes and returns. Of several results, only used ones count."""
+    """Whether defs support the tensors that `node` takes and returns; unused results do not count."""
     inputs = (n.meta.get("val") for n in node.all_input_nodes if n.target is not SPLIT)
     return all(map(is_plain, inputs)) and is_plain(_used_values(node))
 
@@ -98,7 +98,7 @@ def _used_values(node: fx.Node) -> object:
 
 
 def used_results(node: fx.Node) -> list[int]:
-    """Which of several results of `node` are used."""
+    """The indices of the results of `node` that are used."""
     return sorted({n.args[1] for n in node.users if n.target is operator.getitem})  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""The def that grows while the nodes of a region are translated: its parameters and its statements."""
+"""Builds the def of a region while its nodes are translated: its parameters, statements and outputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAME = "region"
 
 NAME_IN_TEXT = re.compile(r"[A-Za-z_]\w*")
 DEEPEST = 40
-"""Most nested parentheses in a statement; deeper values become tensors. The language takes 150 levels."""
+"""The maximum nesting of parentheses in a statement; deeper values become tensors. The language takes 150 levels."""
 
 
 class DefBuilder:
-    """A def in the making. Sizes are numbers, so that one text is one kernel.
+    """Builds the text of a def. Sizes are numbers, so that one text is one kernel.
 
-    A tensor of the def has one dimension for each loop of the value that it keeps.
+    A tensor of the def has one dimension for each loop of the value that it holds.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class DefBuilder:
         return f"def {NAME}({', '.join(self._parameters)}) -> ({', '.join(self._returns)}) {{\n{lines}\n}}\n"
 
     def parameter(self, shape: Sequence[int], dtype: DType) -> Value:
-        """A tensor that is passed."""
+        """Add a parameter."""
         name = f"x{len(self._parameters)}"
         sizes = ", ".join(map(str, shape))
         self._parameters.append(f"{dtype.name}({sizes}) {name}" if shape else f"{dtype.name} {name}")
@@ -49,7 +49,7 @@ class DefBuilder:
         return of_shape(shape, element_text, dtype, access=True)
 
     def materialize(self, x: Value) -> Value:
-        """`x` in a tensor."""
+        """`x` stored in a tensor, by a new statement if it is not yet."""
         return (
             x
             if x.tensor
@@ -63,7 +63,7 @@ class DefBuilder:
         )
 
     def add_output(self, x: Value) -> None:
-        """Make `x` an output, in the order of calls, rounded to its type."""
+        """Make `x` the next output, rounded to its type."""
         if compute_dtype(x.dtype) != x.dtype or not x.tensor or x.tensor in self._returns:
             text = cast_text(x.at(_make_index_names(x)), compute_dtype(x.dtype), x.dtype)
             x = self._add_statement(
@@ -72,7 +72,7 @@ class DefBuilder:
         self._returns.append(x.tensor)
 
     def add_reduction(self, x: Value, dimensions: Sequence[int], op: str) -> Value:
-        """`x` combined by `op` over `dimensions`, which stay with one element each."""
+        """Reduce `x` by `op` over `dimensions`, which remain with one element each."""
         order = [d for d in range(len(x.groups)) if d not in dimensions]
         turned = permute_value(x, [*order, *dimensions])
         names = _make_index_names(turned)
@@ -99,11 +99,11 @@ class DefBuilder:
     def add_sum(
         self, like: Value, names: Sequence[str], term: str, ranges: Sequence[str], operator: str = "+=!"
     ) -> Value:
-        """`term` combined over all indices in `ranges` that are not `names`, with the loops and type of `like`."""
+        """Reduce `term` over the indices in `ranges` that are not in `names`; loops and type are those of `like`."""
         return self._add_statement(like, names, operator, term, ranges)
 
     def add_scattered(self, x: Value, term: Value, subscripts: Callable[[Texts], Texts]) -> Value:
-        """`x`, and at the `subscripts` of each point of `term` its element added."""
+        """`x` plus each element of `term`, added at what `subscripts` returns for the indices of the element."""
         made = self._add_statement(
             x,
             _make_index_names(x),

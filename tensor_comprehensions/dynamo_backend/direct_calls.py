@@ -1,6 +1,6 @@
-"""Torch's operations called the shortest way: as methods and functions of torch, which take half the time of overloads.
+"""Calls of torch's operations as methods and functions of torch, which take half the time of calls of overloads.
 
-Beside small kernels, most of the time of a graph is that of calling its views.
+A graph with small kernels spends most of its time calling views.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FUNCTIONS = {
 }  # fmt: skip
 """Operations that are functions with the same arguments."""
 DEFAULTS_OF_SLICE = (0, None, None, 1)
-"""What follows the tensor."""
+"""The defaults of the arguments that follow the tensor."""
 
 
 def call_directly(graph: fx.Graph) -> None:
@@ -46,7 +46,7 @@ def call_directly(graph: fx.Graph) -> None:
 
 
 def _call_as_subscript(node: fx.Node) -> None:
-    """`x[:, 1:3]` for `slice(x, 1, 1, 3)`, where the dimension counts from the front."""
+    """Replace `slice(x, 1, 1, 3)` by `x[:, 1:3]`, unless the dimension is negative."""
     given = node.args[1:]
     defaults: tuple[Any, ...] = DEFAULTS_OF_SLICE[len(given) :]
     dimension, start, end, step = given + defaults

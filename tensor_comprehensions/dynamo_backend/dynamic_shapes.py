@@ -1,6 +1,4 @@
-"""Graphs whose sizes are symbols: for all sizes as captured, with kernels for some regions, and for sizes that come
-back with kernels for these sizes.
-"""
+"""Graphs whose sizes are symbols: new sizes run a graph for all sizes, sizes that recur get kernels of their own."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ from .fallback import falls_back
 from .insert_kernels import to_boxed_call
 
 LIMIT = 64
-"""For how many sizes the kernels of one graph are kept."""
+"""The maximum number of sizes for which one graph keeps kernels."""
 Key = tuple[Any, ...]
 Boxed = Callable[[list[Any]], Any]
 
 
 def has_symbolic_shapes(graph: fx.Graph) -> bool:
-    """Whether `graph` takes a number, or a tensor some of whose sizes are not numbers."""
+    """Whether `graph` takes a symbolic integer, or a tensor with symbolic sizes or strides."""
     return any(_has_symbols(n.meta.get("val")) for n in graph.nodes if n.op == "placeholder")
 
 
@@ -40,7 +38,7 @@ class CompileBudget:
     """Bounds the share of time that is spent on compiling.
 
     Args:
-        seconds: of compilation in each `window` of seconds.
+        seconds: the maximum time of compilation in the last `window` seconds.
     """
 
     def __init__(self, seconds: float, window: float, clock: Callable[[], float] = monotonic) -> None:
@@ -64,18 +62,17 @@ class CompileBudget:
 
 
 budget = CompileBudget(20.0, 60.0)
-"""Of all graphs of the process whose sizes change."""
+"""The budget that all graphs with symbolic sizes in the process share."""
 
 
 class PerShapeCache:
-    """A graph for new sizes, and kernels for sizes that occur again.
+    """Runs a graph with symbolic sizes: `general` for new sizes, kernels for exact sizes that recur.
 
-    Kernels are made for sizes that are numbers. Sizes that occur only once are not worth them, and the more sizes have
-    kernels, the more often a new one has to occur. Called with a list, which is emptied, as torch calls compiled
-    graphs.
+    The more sizes have kernels already, the more often further ones have to occur, but at least twice. Called, like
+    torch's compiled graphs, with a list of arguments, which is emptied.
 
     Args:
-        graph: the graph to run. general: what runs it for new sizes.
+        graph: the graph to run. general: runs it for new sizes.
         fuse: turns a graph without symbols into one with kernels.
     """
 
@@ -100,7 +97,7 @@ class PerShapeCache:
         return budget.spend(lambda: self._compile_for_sizes(key, values)(values))  # kernels compile when they first run
 
     def _key(self, values: list[Any]) -> Key:
-        """The sizes that are symbols in the graph."""
+        """The values of the symbolic sizes in a call."""
         key: list[Any] = []
         for k in self._places:
             x = values[k]
@@ -134,7 +131,7 @@ class PerShapeCache:
 
 
 def _symbolic_places(values: Sequence[object]) -> list[int]:
-    """The arguments of a graph that determine its symbols: numbers, and tensors with further symbols."""
+    """The indices of the arguments that determine a graph's symbols: numbers, and tensors with further symbols."""
     numbers = [k for k, x in enumerate(values) if isinstance(x, torch.SymInt)]
     known = set().union(*(free_symbols(values[k]) for k in numbers))
     tensors = [k for k, x in enumerate(values) if isinstance(x, Tensor) and _has_symbols(x)]

@@ -41,7 +41,7 @@ PERMUTATIONS = (torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.op
 def emit_def(region: FusedRegion, *, sees_permuted: bool = False) -> FusedRegion:
     """`region` with its def. Raises UnsupportedArguments if an operation has no formula for its arguments.
 
-    sees_permuted: whether a parameter with permuted dimensions is passed as it lies in memory.
+    sees_permuted: look through permutations of parameters, so that their source is passed instead.
     """
     writer = _Writer(frozenset(region.nodes), sees_permuted=sees_permuted)
     for node in region.nodes:
@@ -61,7 +61,7 @@ def emit_def(region: FusedRegion, *, sees_permuted: bool = False) -> FusedRegion
 
 
 def _shows_nan(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
-    """Whether a NaN in the result of `node` always reaches a result of the region, if it matters at all."""
+    """Whether a NaN in the result of `node` reaches every output of the region that depends on it."""
     after = topological_order([node], lambda n: [user for user in users_through_views(n) if user in inside])
     return all(n is node or _passes_nan(n) for n in after)
 
@@ -77,7 +77,7 @@ def _gives_several(node: fx.Node) -> bool:
 
 
 def memory_order(node: fx.Node) -> list[int]:
-    """The dimensions of the result of `node` in the order of memory, which its views rely on."""
+    """The dimensions of the result of `node`, outermost in memory first; in their own order if it is not dense."""
     meta = node.meta["val"]
     order = sorted(range(meta.ndim), key=lambda d: (meta.shape[d] != 1 and -meta.stride(d), d))
     dense = meta.permute(order).is_contiguous()
@@ -92,7 +92,7 @@ class _Writer:
         body: the def so far. known: the values of nodes that are not translated here.
 
     Attributes:
-        values: of each node, several for one with several results. inputs: the nodes that are parameters.
+        values: the value of each node, or its values if it has several results. inputs: the nodes that are parameters.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class _Writer:
             self._define(node, value)
 
     def finite(self) -> list[int]:
-        """Which parameters are weights that have to be finite."""
+        """The indices of the parameters that are weights which must be finite. Raises UnsupportedArguments."""
         found: dict[int, None] = {}
         for node in sorted(self.inside, key=lambda n: n.name):
             for weight in padded_weights(node):
@@ -174,7 +174,7 @@ class _Writer:
         return _match_result(self._context(meta), value, node)
 
     def _expand_decomposition(self, node: fx.Node, graph: fx.Graph) -> Any:
-        """The decomposition of `node`, as values."""
+        """Translate `graph`, the decomposition of `node`; return the values of its outputs."""
         *inner, output = graph.nodes
         known = {}
         for placeholder, source in zip((n for n in inner if n.op == "placeholder"), node.all_input_nodes, strict=True):
@@ -215,7 +215,7 @@ class _Writer:
         return self.body.parameter(tuple(meta.shape), TYPES[meta.dtype])
 
     def _is_view_inside_region(self, node: fx.Node) -> bool:
-        """Whether a view shows only values that this region has, or parameters that it takes as they lie in memory."""
+        """Whether `node` is a view of values of this region only, or a permutation to look through."""
         if self._sees_permuted and node.target in PERMUTATIONS:
             return True
         return (

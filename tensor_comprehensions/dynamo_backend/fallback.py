@@ -25,7 +25,7 @@ class FallbackWarning(UserWarning):
 def falls_back(what: str) -> Iterator[None]:
     """Suppress an exception with a warning, so that the caller goes on with torch's operations.
 
-    Interrupts and refused operations pass.
+    Interrupts and UnsupportedArguments propagate.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def falls_back(what: str) -> Iterator[None]:
 
 
 def report_fallback(what: str, error: Exception) -> None:
-    """A line in the log for every fault, and one warning for each kind of error at one place of the code.
+    """Log an error; warn, too, but once for each kind of error and line of code.
 
     Raises the error with `TC_STRICT=1`.
     """

@@ -1,6 +1,6 @@
-"""Kinds of nodes of a captured graph: views, operations with formulas, parts of results, effects; and walks over them.
+"""Kinds of nodes of a captured graph: views, operations with formulas, parts of results, effects; and traversals.
 
-Views are free, so they belong to no region: each side makes its own.
+Views are free, so they belong to no region: each region, and torch, makes its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .op_table import FLOPS, VIEWS
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether `node` is free: a view, one of a node's results or several of them."""
+    """Whether `node` is free: a view, a split into views, or one of these."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -61,19 +61,19 @@ def writes_in_place(node: fx.Node) -> bool:
 
 
 def op_weight(node: fx.Node) -> int:
-    """How many operations of the table `node` is."""
+    """The number of operations of the table that `node` consists of."""
     found = find_decomposition(node)
     return 1 if found is None else found.weight
 
 
 def num_products(node: fx.Node) -> int:
-    """How many products, convolutions and the like `node` is."""
+    """The number of products, convolutions and the like that `node` consists of."""
     found = find_decomposition(node)
     return sum(n.target in FLOPS for n in ([node] if found is None else found.graph.nodes))
 
 
 def op_flops(node: fx.Node) -> int:
-    """Floating-point operations of a product or a convolution, one for each element of anything else; 0 of views."""
+    """The floating-point operations of a product or convolution; one per element of anything else; 0 for views."""
     if not is_compute(node):
         return 0
     if node.target in FLOPS:
@@ -90,12 +90,12 @@ def _is_static(value: torch.Tensor) -> bool:
 
 
 def operands_through_views(node: fx.Node) -> list[fx.Node]:
-    """The operands of `node`, through views."""
+    """The operands of `node`, with views replaced by their sources."""
     return _through_views(node.all_input_nodes, lambda n: n.all_input_nodes)
 
 
 def users_through_views(node: fx.Node) -> list[fx.Node]:
-    """The users of `node`, through views."""
+    """The users of `node`, with views replaced by their users."""
     return _through_views(list(node.users), lambda n: list(n.users))
 
 
@@ -116,7 +116,7 @@ def _through_views(first: list[fx.Node], further: Callable[[fx.Node], list[fx.No
 
 
 def topological_order(wanted: Iterable[fx.Node], needs: Callable[[fx.Node], Iterable[fx.Node]]) -> Iterator[fx.Node]:
-    """The nodes of `wanted`, each once and after its dependences `needs`. Graphs may have any depth."""
+    """Yield `wanted` and all that they need, each once and after its `needs`. Iterative: graphs may be deep."""
     done: set[fx.Node] = set()
     for last in wanted:
         stack = [(last, iter(needs(last)))]

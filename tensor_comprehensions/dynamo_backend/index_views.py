@@ -1,7 +1,7 @@
-"""Values of a graph as formulas of indices: what a node computes at a point, before any tensor holds it.
+"""Values of a graph as formulas of indices: the element of a node at given indices, before any tensor holds it.
 
 A view only changes how a formula is indexed. A dimension is a group of loops, outermost first, whose extents multiply
-to its size, so that dimensions which are merged and split again fall apart into the loops that they were made of.
+to its size, so that a dimension that was merged splits into its original loops again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Value:
 
     Attributes:
         groups: the extents of the loops of each dimension; () for a dimension of one element.
-        at: the text of the element at the indices of all loops, in order.
-        dtype: of the elements, in torch.
+        at: returns the text of the element at given indices of all loops, in order.
+        dtype: the type of the elements in torch.
         access: the formula only reads a tensor. constant: it reads nothing.
         tensor: the tensor that holds these elements, in this order; "" if there is none.
 
@@ -120,7 +120,7 @@ def drop_dim(x: Value, dimension: int) -> Value:
 
 
 def align_values(values: Sequence[Value], dimensions: int | None = None) -> list[Value]:
-    """Values of one shape, at least in the first `dimensions`, with the same loops there."""
+    """Split the loops of values so that all have the same loops in the first `dimensions`, whose sizes are equal."""
     for d in range(len(values[0].groups) if dimensions is None else dimensions):
         cuts = _common_loop_split([x.groups[d] for x in values])
         values = [_regroup_dimension(x, d, cuts) for x in values]
@@ -151,7 +151,7 @@ def _regroup_dimension(x: Value, dimension: int, wanted: tuple[int, ...]) -> Val
 
 
 def _split_loops_at_shape(loops: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
-    """For each loop the extents it is split into so that the sizes of `shape` are products of neighbors."""
+    """The extents to split each loop into so that the sizes of `shape` are products of neighbors, or None."""
     ends = {prod(shape[k:]) for k in range(len(shape) + 1)}
     pieces: list[list[int]] = []
     inner = prod(loops)
@@ -165,7 +165,7 @@ def _split_loops_at_shape(loops: Sequence[int], shape: Sequence[int]) -> list[li
 
 
 def _split_loops(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
-    """`x` with each loop except those of one iteration split into several, in a group of its own."""
+    """`x` with each loop split into the extents of `pieces`; each new loop is a group of its own."""
 
     def element_text(i: Texts) -> str:
         rest, indices = list(i), []
@@ -180,7 +180,7 @@ def _split_loops(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
 
 
 def _one_loop(x: Value, dimension: int) -> Value:
-    """`x` with one loop for `dimension`, whose index is taken apart by division."""
+    """`x` with one loop for `dimension`, whose index is split by division and remainder."""
     group = x.groups[dimension]
     if len(group) < 2:
         return x
@@ -199,7 +199,7 @@ def _flatten(x: Value) -> Value:
 
 
 def split_index(index: str, extents: Sequence[int]) -> list[str]:
-    """The indices in loops of `extents`, the last one innermost, at which one over all of them is `index`."""
+    """The indices in loops of `extents`, the last one innermost, of the flat index `index`."""
     found = []
     inner = prod(extents)
     for k, n in enumerate(extents):

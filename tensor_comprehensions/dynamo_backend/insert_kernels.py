@@ -27,8 +27,8 @@ def insert_kernels(
     """A new module with a call of its kernel in place of each region.
 
     Nodes keep their order, so that tensors live no longer than before, and effects keep theirs. A region takes the
-    place of its last node, or an earlier one if another node needs an output. Views, and what else `computes` nothing,
-    are inserted before their users, unless a write to what they show could come between.
+    place of its last node, or an earlier one if another node needs an output. Views, and other nodes for which
+    `computes` is false, are inserted before their users, unless a write to their source could come between.
     """
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     attributes: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def _copies_of_written_tensors(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _finish_graph(graph: fx.Graph) -> fx.Graph:
-    """`graph`, which is not taken apart any more, with less to copy and to call."""
+    """Reuse memory and call operations directly in `graph`, which cannot be partitioned afterwards."""
     reuse_memory(graph)
     call_directly(graph)
     graph.lint()
@@ -86,7 +86,7 @@ def _finish_graph(graph: fx.Graph) -> fx.Graph:
 
 
 def finished_module(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of `module` for running it; `module` may be taken apart further."""
+    """An optimized copy of `module` to run; `module` itself can still be partitioned."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     return fx.GraphModule(module, _finish_graph(graph))
@@ -134,9 +134,9 @@ def _layout_text(x: Any) -> str:
 
 
 def to_boxed_call(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """`module` as torch calls compiled graphs: with a list, which is emptied so that tensors are freed after their use.
+    """`module`, called as torch calls compiled graphs: with a list, which is emptied so that tensors are freed early.
 
-    The module itself is called so from now on.
+    This changes how `module` itself is called, too.
     """
     codegen = getattr(fx_graph, "_BoxedCodeGen", None)
     if codegen is None:

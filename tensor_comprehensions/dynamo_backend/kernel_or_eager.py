@@ -31,9 +31,9 @@ def kernel_is_faster(ours: float, theirs: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OutputView:
-    """How an output of a kernel is looked at: in `shape`, and then with its dimensions in another order, if any.
+    """The view of a kernel's output that the graph uses: reshaped to `shape`, then permuted to `order` if given.
 
-    varies: whether arguments determine a part of the shape.
+    varies: whether some extents are those of arguments.
     """
 
     shape: tuple[Extent, ...]
@@ -42,7 +42,7 @@ class OutputView:
 
     @staticmethod
     def of(in_memory: Sequence[Extent], layout: Sequence[int]) -> OutputView:
-        """Of a tensor whose dimensions lie in memory in the order of `layout`, where they have these extents."""
+        """For a tensor whose dimensions are `layout` in memory order, with the extents `in_memory`."""
         moved = list(layout) != sorted(layout)
         inverse = tuple(layout.index(d) for d in range(len(layout))) if moved else None
         return OutputView(tuple(in_memory), inverse, any(isinstance(n, DimensionOf) for n in in_memory))
@@ -59,8 +59,8 @@ class OutputView:
 class Symbols:
     """The inputs of a region of a graph with symbolic sizes.
 
-    takes: how many inputs the operator has; numbers for the graph alone follow. fixed: the sizes that are part of
-    kernels.
+    takes: the number of inputs of the operator; numbers that only the graph takes follow. fixed: the sizes that kernels
+    are specialized for.
     """
 
     takes: int
@@ -72,7 +72,7 @@ class Symbols:
 
 
 MOST_FIXED = 4
-"""So many combinations of sizes that are part of kernels have kernels; torch runs others."""
+"""The maximum number of combinations of fixed sizes that have kernels; torch runs others."""
 _racing = threading.RLock()
 """One race at a time, so that they do not disturb each other. A race may be part of another."""
 
@@ -94,9 +94,9 @@ class KernelOrEager(torch.nn.Module):
         results: the views of the outputs.
         finite: inputs that must be finite for the operator to agree with the graph; otherwise the graph runs.
         shows_nan: whether an output of the operator is NaN if one of these is not finite.
-        parts: splits the graph into one with smaller kernels, to use if the operator is slower.
+        parts: makes the graph with smaller kernels, to try if the operator is slower.
         work: floating-point operations of the region.
-        symbols: how sizes may change from call to call, if they may.
+        symbols: the inputs, if sizes may change from call to call.
     """
 
     def __init__(
@@ -124,12 +124,12 @@ class KernelOrEager(torch.nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of the region."""
         if self.uses_kernel is None:
-            # Only in the first call of a graph, torch watches every operation by a mode, which takes longer than some.
+            # In the first call of a graph, a mode of torch intercepts every operation, which would distort the race.
             with _racing, _disable_current_modes(), torch.no_grad():
                 if self.uses_kernel is None:
                     self._choose(inputs)
         if self.uses_kernel and (self._symbols is None or not self._symbols.fixed or self._admits_fixed_sizes(inputs)):
-            try:  # no context manager: this is the way of every call
+            try:  # no context manager: every call takes this path
                 if not self._finite:
                     return self._kernel(*inputs)
                 if (outputs := self._run_if_finite(inputs)) is not None:
@@ -140,10 +140,10 @@ class KernelOrEager(torch.nn.Module):
         return self._torch(*inputs)
 
     __call__ = forward
-    """Without the hooks of a module, which take as long as a small kernel."""
+    """Skips the hooks of a module, which take as long as a small kernel."""
 
     def _admits_fixed_sizes(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether there are kernels, or may be, for those sizes of a call that are part of kernels."""
+        """Whether the fixed sizes of a call have kernels, or may still get them."""
         assert self._symbols is not None
         sizes = self._symbols.fixed_sizes(inputs)
         if len(self._fixed) < MOST_FIXED:
@@ -152,11 +152,14 @@ class KernelOrEager(torch.nn.Module):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations that kernels do here, now that a choice was made."""
+        """The floating-point operations that kernels do in this region, once the race is decided."""
         return self._work if self.uses_kernel else kernel_flops(self.graph)
 
     def _run_if_finite(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """The outputs, unless inputs that must be finite may not be: those are looked at, or the outputs if smaller."""
+        """The outputs, or None if inputs that must be finite may not be.
+
+        If outputs would show that as NaN and are smaller, they are checked instead of the inputs.
+        """
         checked = [inputs[n] for n in self._finite]
         if self._shows_nan:
             outputs = self._kernel(*inputs)
@@ -176,7 +179,7 @@ class KernelOrEager(torch.nn.Module):
         return outputs
 
     def _choose(self, inputs: tuple[Tensor, ...]) -> None:
-        """Race the kernel against torch; a side that fails loses. An error of torch is the program's mistake."""
+        """Race the kernel against torch. A kernel that fails loses; an error of torch is raised to the user."""
         log = get_logger("graph")
         expected: list[Layout] = []
         if not run_and_check_repeatable(lambda: _note_layouts(self._torch(*inputs), expected)):
@@ -212,7 +215,7 @@ class KernelOrEager(torch.nn.Module):
         self.uses_kernel = faster
 
     def _loses_at_these_sizes(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether torch is faster than a kernel for exactly these sizes, where one for all takes long to compile."""
+        """Whether torch beats even a kernel for exactly these sizes, if one for all sizes takes long to compile."""
         taken = inputs[: self._takes]
         if not self._multiplies:
             return False
@@ -232,11 +235,11 @@ class KernelOrEager(torch.nn.Module):
         return True
 
     def _torch_of(self, inputs: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
-        """Torch's side of a race whose runs take the tensors alone."""
+        """Torch's side of a race whose runs are passed only the inputs of the operator."""
         return lambda *_: self._torch(*inputs)
 
     def _try_parts(self, parts: fx.GraphModule, inputs: tuple[Tensor, ...]) -> None:
-        """Keep the faster of torch's operations and smaller kernels between such operations."""
+        """Use `parts`, torch's operations with smaller kernels between, if it is faster than torch alone."""
         parts(*inputs)
         theirs, mixed = least_times((self._torch, parts), inputs)
         get_logger("graph").debug("%s: %.1f us in torch, %.1f us in parts", self.op, theirs * 1e6, mixed * 1e6)
@@ -261,12 +264,12 @@ def _note_layouts(tensors: tuple[Tensor, ...], layouts: list[Layout]) -> tuple[T
 
 
 def kernel_flops(graph: fx.GraphModule) -> int:
-    """Floating-point operations that kernels do in a graph that has run, with every call of regions that are shared."""
+    """The floating-point operations that kernels do in a graph that has run; shared regions count once per call."""
     called = (graph.get_submodule(str(n.target)) for n in graph.graph.nodes if n.op == "call_module")
     return sum(part.flops for part in called if isinstance(part, KernelOrEager))
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether `x` has neither infinities nor NaN. Checked in every call: not every change of a tensor is counted."""
+    """Whether `x` has neither infinities nor NaN. Not cached: not every change of a tensor raises its version."""
     total = x.detach().sum().item()  # of finite numbers it may overflow, of others it is never finite
     return math.isfinite(total) or bool(x.isfinite().all())

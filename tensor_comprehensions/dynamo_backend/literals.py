@@ -33,7 +33,7 @@ def format_literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def _integer_literal(value: float | int | bool, kind: DType) -> str:
-    """Of a number that is too large for `kind` its low bits, as torch takes them."""
+    """The literal of an integer, truncated to the low bits that `kind` has, as in torch."""
     if isinstance(value, float) and not value.is_integer():
         raise Unsupported(f"{value} is no {kind}")
     number = int(value) & ((1 << kind.bits) - 1)
@@ -50,7 +50,7 @@ def _integer_text(number: int, name: str) -> str:
 
 
 def _float_literal(number: float, kind: DType) -> str:
-    """A literal is a float32; one of 64 bits is the sum of several, which is exact."""
+    """The literal of a float32, or of a float64 as an exact sum of float32 literals."""
     if math.isinf(number) or math.isnan(number):
         return cast_text("nan" if math.isnan(number) else "inf" if number > 0 else "(-inf)", FLOAT32, kind)
     if kind == FLOAT32:

@@ -140,7 +140,7 @@ def index_put(
 
 
 def _align_rows(term: Value, words: Value) -> tuple[Value, Value]:
-    """Both with the same loops in the dimensions of `words`, the first of `term`."""
+    """`term` and `words` with the same loops in the dimensions of `words`, which are the first of `term`."""
     term, words = align_values([term, words], len(words.groups))
     return term, words
 
@@ -192,7 +192,7 @@ def scatter_add(c: TranslationContext, x: Value, d: int, words: Value, source: V
 
 
 def _places(x: Value, d: int, words: Value) -> tuple[int, Callable[[Sequence[str]], list[str]]]:
-    """The dimension `d`, and the indices in `x` of each point of `words`, which gives those in dimension `d`."""
+    """`d`, not negative, and a function from indices in `words` to those in `x`; `words` gives the one in `d`."""
     if words.dtype != INT64 or not x.groups or any(len(g) > 1 for v in (x, words) for g in v.groups):
         raise Unsupported("not a lookup with one loop for each dimension")
     d %= len(x.groups)
@@ -215,7 +215,7 @@ def attention(
 ) -> Parts:  # fmt: skip
     """The result, and the logarithm of the sums of exponentials.
 
-    Both are 0 in rows that a mask excludes altogether, as torch has them.
+    Both are 0 in rows that a mask excludes altogether, as in torch.
     """
     k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
     scores = _make_attention_scores(c, q, k, v, dropout, causal, attn_mask, scale)
@@ -272,7 +272,7 @@ def attention_backward(
 
 
 def _repeat_heads(x: Value, heads: int) -> Value:
-    """`x` with each head for several queries' heads in a row."""
+    """`x` with each head repeated for the neighboring query heads that share it."""
     batch, own, *rest = x.shape
     if heads == own or heads % own:
         return x
@@ -283,7 +283,7 @@ def _repeat_heads(x: Value, heads: int) -> Value:
 def _make_attention_scores(
     c: TranslationContext, q: Value, k: Value, v: Value, dropout: float, causal: bool, mask: Any, scale: float | None
 ) -> Value:
-    """The arguments of the exponentials: products of queries and keys, plus a mask, -inf for later keys."""
+    """The arguments of the exponentials: scaled products of queries and keys plus `mask`; `causal`: later keys -inf."""
     if dropout or k.shape != v.shape or q.shape[:2] != k.shape[:2]:
         raise Unsupported("attention with dropout, or with keys and values of different shapes")
     shape = (*q.shape[:3], k.shape[2])

@@ -33,7 +33,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @dataclass(frozen=True, slots=True)
 class TranslationContext:
-    """Where a node is translated: the def so far, and the shape and type that its result has."""
+    """The context in which a node is translated: the def so far, and the shape and type of the node's result."""
 
     body: DefBuilder
     shape: tuple[int, ...]
@@ -44,15 +44,15 @@ Operation = Callable[..., Value]
 Parts = Sequence[Callable[[], Value] | None]
 TABLE: dict[Any, Operation] = {}
 VIEWS: set[Any] = set()
-"""Operations that take no work: one whose argument torch computed stays with torch."""
+"""Operations that cost nothing; if torch computes their argument, they stay with torch, too."""
 MULTI_OUTPUT_OPS: dict[Any, Callable[..., Parts]] = {}
-"""Operations with several results: how each of them is made, as far as there is a formula for it."""
+"""Operations with several results: the function returns, for each result, one that makes it, or None."""
 FLOPS: dict[Any, Callable[[torch.fx.Node], int]] = {}
 """The floating-point operations of operations with more than one per element, such as products."""
 
 
 def operation(*targets: Any, view: bool = False) -> Callable[[Operation], Operation]:
-    """Enter a function into the table, under the operations that it makes values of."""
+    """Register a function in `TABLE` as the formula of `targets`, and these in `VIEWS` if `view`."""
 
     def register(function: Operation) -> Operation:
         for target in targets:
@@ -69,7 +69,7 @@ def size_of(node: torch.fx.Node, argument: int, dimension: int) -> int:
 
 
 def num_elements(node: torch.fx.Node) -> int:
-    """How many elements `node` gives, of several results the first."""
+    """The number of elements of the result of `node`, or of its first result."""
     value = node.meta["val"]
     return math.prod((value if isinstance(value, torch.Tensor) else next(x for x in value if x is not None)).shape)
 
@@ -83,7 +83,7 @@ NAN_PASSING = {
 }  # fmt: skip
 """Operations whose floating-point results are NaN if an element that they depend on is NaN."""
 
-# --- one element after another -----------------------------------------------------------------------------------
+# --- pointwise operations ----------------------------------------------------------------------------------------
 
 UNARY = {
     aten.neg.default: "(-{0})", aten.exp.default: "exp({0})", aten.log.default: "log({0})",
@@ -105,7 +105,7 @@ BINARY = {
 LOGICAL = {aten.logical_not.default, aten.bitwise_not.default, aten.logical_and.default, aten.logical_or.default,
            aten.bitwise_and.Tensor, aten.bitwise_or.Tensor}  # fmt: skip
 MOST_PARTS = 32
-"""Most operands of a concatenation in a kernel: every element is looked up among them."""
+"""The maximum operands of a concatenation in a kernel: every element selects one of them."""
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
@@ -159,7 +159,7 @@ def _make_operation(template: str, logical: bool) -> Operation:
 def _make_comparison(sign: str) -> Operation:
     def make(c: TranslationContext, x: Value, y: Any) -> Value:
         kind = common_dtype(x, y)
-        wide = FLOAT32 if compute_dtype(kind) == FLOAT32 else kind  # of 16 bits, numbers are rounded before, too
+        wide = FLOAT32 if compute_dtype(kind) == FLOAT32 else kind  # numbers, too, are rounded to 16-bit types before
         both = [cast_to_result(replace(c, shape=v.shape, dtype=kind), v) for v in to_values(c, x, y, dtype=wide)]
         return pointwise(c, f"({{0}} {sign} {{1}})", both, kind)
 
@@ -176,7 +176,7 @@ def common_dtype(x: Value, y: Any) -> DType:
 
 
 def _make_promotion_example(x: Value) -> torch.Tensor:
-    """A tensor that counts as `x` where types are promoted: those without dimensions yield to others."""
+    """A tensor that promotes types as `x` does: tensors without dimensions have a lower priority."""
     return torch.empty([0] * len(x.groups), dtype=TORCH_TYPES[x.dtype])
 
 
@@ -241,7 +241,7 @@ def cast_to_result(c: TranslationContext, x: Value) -> Value:
     narrows = source.is_float and not target.is_float and target != BOOL and target.bits < 32
 
     def element_text(i: Sequence[str]) -> str:
-        if narrows:  # as torch does: a def would take the nearest number of the type, torch takes the low bits
+        if narrows:  # torch takes the low bits; the conversion of a def saturates
             return cast_text(cast_text(x.at(i), source, INT32), INT32, target)
         text = cast_text(x.at(i), source, c.dtype) if rounded else cast_text(x.at(i), source, target)
         return cast_text(text, c.dtype, target) if rounded else text
@@ -336,7 +336,7 @@ def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Va
     position = sum(len(g) for g in whole[0].groups[:dimension])
 
     def choose(i: Sequence[str], first: int, last: int) -> str:
-        """The element at `i` of one of the parts from `first` to before `last`, found by halving."""
+        """The element at `i` from one of the parts in `first:last`, selected by bisection."""
         if last - first == 1:
             return whole[first].at(i)
         middle = (first + last) // 2
@@ -349,7 +349,7 @@ def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Va
 
 
 def reduce_dims(c: TranslationContext, x: Value, dimensions: Any, keep: bool, op: str) -> Value:
-    """`x` combined over `dimensions` (all if empty), in the result's type."""
+    """Reduce `x` by `op` over `dimensions` (all if empty), in the result's type."""
     over = normalize_dims(dimensions, len(x.groups))
     wide = pointwise(TranslationContext(c.body, x.shape, c.dtype), "{0}", [x])
     result = c.body.add_reduction(wide, over, op)
@@ -357,7 +357,7 @@ def reduce_dims(c: TranslationContext, x: Value, dimensions: Any, keep: bool, op
 
 
 def normalize_dims(dimensions: Any, rank: int) -> list[int]:
-    """Dimensions in order, none of them negative; all where none are named. A tensor without any takes 0 and -1."""
+    """The sorted dimensions, none negative; all if none are given; none for a scalar, which accepts 0 and -1."""
     if rank == 0:
         return []
     return sorted({d % rank for d in dimensions} if dimensions else range(rank))

@@ -25,9 +25,9 @@ from .graph_nodes import (
 from .repeated_layers import number_repetitions
 
 WORTH = 1_000_000
-"""Operations that make a region of one node worth a kernel: a product, a convolution, a normalization."""
+"""The minimum flops of a region of one node for a kernel to pay: a product, a convolution, a normalization."""
 LARGEST = 48
-"""Operations of a region: a def of more statements takes long to compile."""
+"""The maximum operations of a region: a def of more statements takes long to compile."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class FusedRegion:
 
 @dataclass(frozen=True, slots=True)
 class RegionLimits:
-    """Limits of a region: at most `products` operations such as products; one of them is `alone`, or not."""
+    """Limits of a region: at most `products` products, convolutions and the like, each in its own region if `alone`."""
 
     products: int = 1 << 30
     alone: bool = False
@@ -66,7 +66,7 @@ ANY = RegionLimits()
 
 
 def find_regions(graph: fx.Graph, refused: Collection[fx.Node] = (), bounds: RegionLimits = ANY) -> list[FusedRegion]:
-    """The regions of `graph`, each node in the last of those before it that it can join; without defs yet."""
+    """The regions of `graph`, without defs yet: each node joins the latest region of its operands that it may."""
     found: dict[int, list[fx.Node]] = {}
     of: dict[fx.Node, int] = {}
     needs: dict[fx.Node | int, set[fx.Node | int]] = {}
@@ -92,7 +92,7 @@ def find_regions(graph: fx.Graph, refused: Collection[fx.Node] = (), bounds: Reg
 
 
 def _may_join(nodes: Sequence[fx.Node], bounds: RegionLimits, groups: Mapping[fx.Node, int]) -> bool:
-    """Whether the limits allow `nodes` in one region, the last of which is new, and they are of the same repetition."""
+    """Whether the limits allow `nodes` in one region, and the first and the last are of the same repetition."""
     return groups.get(nodes[0]) == groups.get(nodes[-1]) and bounds.allow(nodes)
 
 

@@ -18,13 +18,13 @@ from .literals import Unsupported, compute_dtype, format_literal
 from .op_table import FLOPS, MULTI_OUTPUT_OPS, Parts, TranslationContext, aten, divide_by_count, operation
 
 OPERATIONS_PER_TAP = 16
-"""Of a maximum with its place: torch takes 3 ns for each, as for so many operations of a small product."""
+"""The flops that a tap of max pooling counts as: torch takes 3 ns for it, as for this many of a small product."""
 MAX_POOL, BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """The numbers of a pooling operation, each for two dimensions."""
+    """The parameters of a pooling operation, each for two dimensions."""
 
     kernel: Sequence[int]
     stride: Sequence[int]
@@ -37,19 +37,19 @@ class PoolShape:
         return PoolShape(kernel, repeat_number(stride, 2) if stride else kernel, padding, dilation)
 
     def windows(self, images: int, channels: int, places: Sequence[int]) -> ConvWindows:
-        """The windows of each channel, at so many `places`."""
+        """The windows of each channel, `places` in each dimension."""
         return ConvWindows.of(images, channels, (channels, 1, *self.kernel), places, self.stride, self.dilation)
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The windows of a batch of images, and their elements with the padding."""
+    """The windows of a batch of images, and the padded images."""
 
     windows: ConvWindows
     data: Value
 
     def reduce(self, c: TranslationContext, operator: str) -> Value:
-        """All windows, the elements of each combined."""
+        """Reduce the elements of each window by `operator`."""
         return self.windows.reduce(c, self.windows.of_out, self.windows.data(self.data), operator)
 
 
@@ -80,7 +80,7 @@ def max_pool(
     c: TranslationContext, x: Value, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
     ceiling: bool = False,
 ) -> Parts:  # fmt: skip
-    """The maximum of each window, and its place in the image."""
+    """The maximum of each window, and its index in the image."""
     if not c.dtype.is_float:
         raise Unsupported(f"not in {c.dtype}")
     s = PoolShape.of(kernel, stride, padding, dilation)
@@ -102,7 +102,7 @@ def max_pool(
 
 
 def _find_maximum(c: TranslationContext, pool: Pool, maximum: Value, s: PoolShape, width: int) -> Value:
-    """The place of the maximum in the image: of equal elements the first, of several NaNs the last, as in torch."""
+    """The index of the maximum in the image: the first of equal elements, the last of several NaNs, as in torch."""
     if any(p and d != 1 for p, d in zip(s.padding, s.dilation, strict=True)):
         raise Unsupported("the place of a maximum between taps with padding")
     windows, taps = pool.windows, math.prod(s.kernel)
@@ -133,7 +133,7 @@ def max_pool_backward(
     c: TranslationContext, g: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, ceiling: bool,
     places: Value,
 ) -> Value:  # fmt: skip
-    """The gradient of each window at the place of its maximum."""
+    """The gradients of all windows, each added at the index of its maximum."""
     s = PoolShape.of(kernel, stride, padding, dilation)
     g, places = align_values([v if v.access else c.body.materialize(v) for v in (g, places)])
     if any(len(group) != 1 for v in (g, x) for group in v.groups[-2:]):
@@ -149,7 +149,7 @@ def max_pool_backward(
 
 
 def _read_windows(c: TranslationContext, g: Value, places: Value, s: PoolShape) -> Value:
-    """The same for windows that are no longer than their stride: every element is in one at most."""
+    """The gradient for windows no larger than their stride, so that an element is in at most one window."""
     height, width = c.shape[-2:]
 
     def element_text(i: Sequence[str]) -> str:
@@ -168,7 +168,7 @@ def _read_windows(c: TranslationContext, g: Value, places: Value, s: PoolShape) 
 
 
 def _add_batch(c: TranslationContext, x: Value) -> tuple[TranslationContext, Value]:
-    """Images with a batch: that of one image if they have none."""
+    """The context and the images with a batch dimension, of size 1 if they have none."""
     if len(x.groups) == 4:
         return c, x
     return replace(c, shape=(1, *c.shape)), reshape_value(x, [1, *x.shape])

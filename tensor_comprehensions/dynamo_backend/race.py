@@ -1,6 +1,6 @@
-"""Which of several ways to compute something is the fastest, at a cost that has bounds.
+"""Finds the fastest of several ways to compute something, in bounded time and memory.
 
-No more is held at a time than the results of one run.
+Only the results of one run are in memory at a time.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 ROUNDS = (5, 50)
-"""Least and most runs of each side, interleaved, before one is chosen."""
+"""The minimum and maximum number of interleaved runs of each side."""
 RACE_SECONDS = 0.05
-"""For about how long they run together, where the fewest rounds do not take longer."""
+"""The length of a race, all sides together, unless the minimum of rounds takes longer."""
 LONGEST_RUN_SECONDS = 0.5
-"""Longest run that is repeated; otherwise torch stays."""
+"""The longest run that is repeated; torch is used if a run takes longer."""
 LONGEST_RACE_SECONDS = 1.0
-"""After which a race ends with fewer rounds than the fewest."""
+"""The time after which a race ends even before the minimum of rounds."""
 CLEAR_LEADS = ((3, 2.0), (6, 1.3))
-"""A race ends early if one side is faster than all others by a factor after so many rounds."""
+"""(rounds, factor): a race ends early if one side is faster than all others by the factor after these rounds."""
 MEMORY_SHARE = 0.25
-"""Largest share of the free memory for the results of a run that is repeated."""
+"""The maximum share of the free memory that the results of a repeated run may take."""
 
 
 def run_and_check_repeatable(run: Callable[[], object]) -> bool:
@@ -50,9 +50,9 @@ def _collect_tensors(value: object) -> Iterator[Tensor]:
 
 
 def least_times(runs: Sequence[Callable[..., object]], inputs: tuple[Any, ...]) -> list[float]:
-    """The least time of each, interleaved, because other load only adds to a time. All have run before.
+    """The minimum time of each of `runs`, interleaved, as other load only adds to times. All must have run before.
 
-    If torch uses one thread, its processor time counts, in which other load does not show.
+    If torch uses one thread, its processor time counts, which other load does not affect.
     """
     clock = thread_time if torch.get_num_threads() == 1 else perf_counter
     times: list[list[float]] = [[] for _ in runs]

@@ -15,9 +15,9 @@ from torch import fx
 from .graph_nodes import is_compute, num_products, op_flops, op_weight, users_through_views
 
 LONGEST_PERIOD = 1024
-"""Operations of the longest repetition that is looked for: the time to find it grows with this number."""
+"""The maximum operations of a repetition: the time to find one grows with this number."""
 ENOUGH_FLOPS = 16_000_000
-"""Work of a region from which on it needs no further repetitions: a call costs little beside it."""
+"""The flops of a region above which it takes no further repetitions: a call costs little in comparison."""
 
 
 def number_repetitions(graph: fx.Graph, most_weight: int) -> dict[fx.Node, int]:
@@ -36,7 +36,7 @@ def number_repetitions(graph: fx.Graph, most_weight: int) -> dict[fx.Node, int]:
 
 
 def _list_groups(nodes: Sequence[fx.Node], keys: Sequence[int], most_weight: int) -> Iterator[Sequence[fx.Node]]:
-    """Groups of whole repetitions, first those of the longest stretch that repeats, then those on its two sides."""
+    """Yield groups of whole repetitions: those of the longest periodic range, then those on its two sides."""
     rest = [(0, len(nodes))]
     while rest:
         first, last = rest.pop()
@@ -56,7 +56,7 @@ def _list_groups(nodes: Sequence[fx.Node], keys: Sequence[int], most_weight: int
 
 
 def _find_longest_repetition(keys: Sequence[int]) -> tuple[int, int, int]:
-    """Where the longest stretch of at least two repetitions begins and ends, and the length of one; 0 without any."""
+    """(begin, end, period) of the longest range of at least two repetitions; zeros if there is none."""
     best = (0, 0, 0)
     for period in range(1, min(LONGEST_PERIOD, len(keys) // 2) + 1):
         run = 0
@@ -68,7 +68,7 @@ def _find_longest_repetition(keys: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _best_start(nodes: Sequence[fx.Node], begin: int, end: int, period: int) -> int:
-    """Where the repetitions of a stretch start: so that as many fit as can, and few bytes pass from one to the next."""
+    """The start in a periodic range for which most repetitions fit, and then the fewest bytes pass between them."""
     place = {n: k for k, n in enumerate(nodes)}
     passed = {n: max((place[u] for u in users_through_views(n) if u in place), default=-1) for n in nodes[:end]}
 
@@ -88,13 +88,13 @@ def _num_bytes(node: fx.Node) -> int:
 
 
 def _repetitions_of_a_group(period: Sequence[fx.Node], most_weight: int) -> int:
-    """How many repetitions make a group: enough for a call to cost little, if so many fit into a region."""
+    """The number of repetitions in a group: enough for a call to cost little, if they fit into a region."""
     enough = math.ceil(ENOUGH_FLOPS / max(1, sum(map(op_flops, period))))
     return max(1, min(enough, most_weight // max(1, sum(map(op_weight, period)))))
 
 
 def _signature(node: fx.Node) -> str:
-    """What operations of equal repetitions have in common: all but their operands."""
+    """A text that is the same for operations that differ only in their operands."""
     arguments = fx.node.map_arg((node.args, node.kwargs), lambda _: "")
     return f"{node.target} {arguments} {_describe_layout(node.meta.get('val'))}"
 

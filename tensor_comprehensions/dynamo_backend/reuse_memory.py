@@ -1,8 +1,7 @@
 """Writes in place of copies: a captured graph has no effects, so it copies a tensor in order to change a part of it.
 
-`x[1:3] = y` is captured as `slice_scatter(x, y)`, which is a copy of `x` with the part replaced. Where nothing else
-reads the former `x` any more, the part alone is written. An input may be written if its last state is copied to it
-anyway.
+`x[1:3] = y` is captured as `slice_scatter(x, y)`, which is a copy of `x` with the part replaced. If nothing reads the
+old `x` afterwards, only the part is written. An input may be written if its final state is copied to it anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ VIEW_OF_SCATTER: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int,
     aten.diagonal_scatter.default: aten.diagonal.default,
 }  # fmt: skip
-"""The view that shows the part which an operation replaces; both take the same arguments behind the tensors."""
+"""The view of the part that an operation replaces; both take the same arguments after the tensors."""
 IN_PLACE: dict[Any, Any] = {
     aten.index_put.default: aten.index_put_.default, aten.index_add.default: aten.index_add_.default,
     aten.index_copy.default: aten.index_copy_.default, aten.scatter_add.default: aten.scatter_add_.default,
@@ -38,8 +37,8 @@ class _Write:
     """A change of a part of `base`.
 
     Attributes:
-        views: from `base` to the part: operations with what follows their tensor. source: the new elements.
-        replaced: the nodes that the write makes superfluous, from the last one on.
+        views: from `base` to the part, as (operation, arguments after the tensor). source: the new elements.
+        replaced: the nodes that the write replaces, the last one first.
     """
 
     base: fx.Node
@@ -49,7 +48,7 @@ class _Write:
 
 
 def reuse_memory(graph: fx.Graph) -> None:
-    """Turn copies of tensors that are read no more into writes to these tensors."""
+    """Turn copies of tensors that are not read afterwards into writes to these tensors."""
     memory = _Memory(graph)
     for node in list(graph.nodes):
         if node.target in VIEW_OF_SCATTER and not node.kwargs:
@@ -89,18 +88,18 @@ class _Memory:
         return owned and all(any(_overwrites(user, n) for n in inputs) for user in later)
 
     def join(self, node: fx.Node, base: fx.Node) -> None:
-        """From now on, `node` lies in the memory of `base`."""
+        """Record that `node` shares the memory of `base` from now on."""
         both = self._sharing[base] | self._sharing.get(node, {node})
         self._sharing.update(dict.fromkeys(both, both))
 
     def add(self, node: fx.Node, write: fx.Node) -> None:
-        """A new node runs in place of `write`."""
+        """Record a new node at the position of `write`, with memory of its own."""
         self._position[node] = self._position[write]
         self._sharing[node] = {node}
 
 
 def _overwrites(user: fx.Node, node: fx.Node) -> bool:
-    """Whether `user` is the copy of the last state of an input to the input, and does not read it."""
+    """Whether `user` copies the final state of the input `node` into it, without reading it."""
     return user.target is aten.copy_.default and user.args[0] is node and user.args[1] is not node and not user.users
 
 
@@ -111,7 +110,7 @@ def _nodes_in(arguments: Any) -> list[fx.Node]:
 
 
 def _is_dense(node: object) -> bool:
-    """Whether a tensor has known sizes, no two of its elements share a place, and none of others lies between them."""
+    """Whether a tensor has known sizes, and its elements neither overlap nor leave gaps in memory."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return False
@@ -147,7 +146,7 @@ def _view_of(scatter: fx.Node) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _shows(node: fx.Node, scatter: fx.Node) -> bool:
-    """Whether `node` is the part, in its former state, that `scatter` replaces."""
+    """Whether `node` is a view of the part that `scatter` replaces, before it does."""
     view, arguments = _view_of(scatter)
     return node.target is view and node.args == (scatter.args[0], *arguments) and not node.kwargs
 

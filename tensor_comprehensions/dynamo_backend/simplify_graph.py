@@ -1,4 +1,4 @@
-"""Captured graphs without work that is done twice: equal operations are merged, and constants depend on no tensor."""
+"""Simplifies captured graphs: merges equal operations, and makes constants independent of tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FILLS: dict[Any, int | None] = {
     aten.full_like.default: None, aten.zeros_like.default: 0, aten.ones_like.default: 1,
     aten.new_zeros.default: 0, aten.new_ones.default: 1,
 }  # fmt: skip
-"""Operations that take no more than the shape and the type of a tensor: the number they fill with, or None if given."""
+"""Operations that use only a tensor's shape and type, with the number they fill with; None: it is an argument."""
 
 
 def simplify_graph(graph: fx.Graph) -> None:
-    """Merge equal operations of `graph`, and make constants of operations that only take a shape from a tensor."""
+    """Merge equal operations of `graph`, and turn operations that use only the shape of a tensor into constants."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in FILLS:
             _fill_by_shape(graph, node)
@@ -28,7 +28,7 @@ def simplify_graph(graph: fx.Graph) -> None:
 
 
 def _fill_by_shape(graph: fx.Graph, node: fx.Node) -> None:
-    """Replace `zeros_like(x)` and the like by a constant of that shape, if it lies in memory as new tensors do."""
+    """Replace `zeros_like(x)` and the like by a constant of that shape, if its layout is that of new tensors."""
     number: Any = FILLS[node.target]
     if number is None and len(node.args) > 1:
         number = node.args[1]
@@ -46,15 +46,15 @@ def _fill_by_shape(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is_new_in_memory(value: Tensor) -> bool:
-    """Whether a tensor is one of the CPU, of known sizes, whose elements lie in order."""
+    """Whether `value` is a contiguous CPU tensor of known sizes."""
     known = all(isinstance(n, int) for n in value.shape)
     return known and value.device.type == "cpu" and value.layout is torch.strided and value.is_contiguous()
 
 
 def _merge_equal_nodes(graph: fx.Graph) -> None:
-    """Let the first of several equal operations stand for all. Each result of the graph keeps its own memory.
+    """Replace equal operations by the first of them. Each result of the graph keeps its own memory.
 
-    Tensors full of a number are not merged: to write to one of them in place, nothing else may read it.
+    Constant tensors are not merged: one can be written in place only if nothing else reads it.
     """
     kept = _aliases_of_outputs(graph)
     first: dict[str, fx.Node] = {}
@@ -77,7 +77,7 @@ def _is_functional(node: fx.Node) -> bool:
 
 
 def _equality_key(node: fx.Node) -> str:
-    """A text that is the same for operations with the same arguments; "" if texts do not tell them apart."""
+    """A text that is the same for operations with the same arguments; "" if an argument has no unique text."""
     plain = True
 
     def format_argument(x: Any) -> str:
@@ -105,7 +105,7 @@ def _aliases_of_outputs(graph: fx.Graph) -> set[fx.Node]:
 
 
 def storage_id(node: fx.Node) -> int | None:
-    """A number for the memory in which the result of `node` lies, the same for its views; None if that is unknown."""
+    """An identifier of the storage of the result of `node`, the same for its views; None if it is unknown."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return None

@@ -1,7 +1,7 @@
 """Regions of a graph whose sizes are symbols, as defs with names for sizes: one kernel for all their values.
 
-Formulas are written for sizes that are numbers. So a graph gets numbers for its symbols, twice: primes that occur
-nowhere else. A region whose two defs differ in these numbers alone is a def for all sizes, with a name for each symbol.
+Formulas are written for sizes that are numbers. So primes that occur nowhere else are substituted for the symbols of a
+graph, twice. A region whose two defs differ in these numbers alone is a def for all sizes, with a name for each symbol.
 A multiple of a symbol, such as the tokens of all sequences, is a size of its own. The region becomes a kernel if the
 named sizes count rows; the other regions stay with torch.
 """
@@ -27,15 +27,15 @@ from .literals import Unsupported
 from .partition import FusedRegion
 
 PROBES = ((1009, 1511, 2003, 2503, 3001, 3511), (1013, 1523, 2011, 2521, 3011, 3517))
-"""Numbers for the symbols of a graph, twice."""
+"""Two sets of primes to substitute for the symbols of a graph."""
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 Translate = Callable[[fx.Graph, frozenset[fx.Node]], list[FusedRegion]]
-"""Returns the regions of a graph with numbers for sizes, without certain nodes."""
+"""Takes a graph of known sizes, and nodes to leave out; returns the regions of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class DimensionOf:
-    """A size that an argument of a region has: its number and the dimension."""
+    """The size of a dimension of an argument of a region, by the indices of both."""
 
     argument: int
     dimension: int
@@ -51,8 +51,8 @@ class SymbolicRegion:
     Attributes:
         region: nodes of that graph, and a def with names for sizes; its inputs are followed by the numbers that torch's
             operations take. takes: how many inputs the def has.
-        sizes: the names, and which arguments have these sizes.
-        shapes: of the outputs, in the order of their memory. orders: that order.
+        sizes: for each name, a dimension of an argument that has this size.
+        shapes: the extents of each output, in memory order. orders: the dimensions in that order.
         probe: the region of the graph with numbers.
     """
 
@@ -71,7 +71,7 @@ class SymbolicRegion:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicRegions:
-    """The regions of a graph with symbols, whether there are no others, and the nodes that compute something."""
+    """The regions of a graph that are one def for all sizes, whether all are, and the nodes that compute something."""
 
     regions: list[SymbolicRegion]
     complete: bool
@@ -116,7 +116,7 @@ def find_symbolic_regions(
 
 
 def find_varying(function: Function, numbers: Mapping[str, int]) -> tuple[str, ...]:
-    """The most of the sizes of a def that only count rows; () if there are none. numbers: an example of each."""
+    """As many sizes of a def as possible that only count rows; () if there are none. numbers: an example of each."""
     names = tuple(numbers)
     while names:
         found = find_axes(function, names, {n: v for n, v in numbers.items() if n not in names})
@@ -183,7 +183,7 @@ def _substitute_symbols(value: Any, numbers: Mapping[Any, int]) -> Any:
 
 
 def _merge_defs(first: str, second: str) -> tuple[str, dict[int, str]]:
-    """One def with a name for each number of the first probe where two defs differ; "" if more than such differs."""
+    """One def with a name for each number of the first probe where two defs differ; "" if more differs."""
     names: dict[int, str] = {}
     numbers = NUMBER.findall(first), NUMBER.findall(second)
     if NUMBER.split(first) != NUMBER.split(second):
@@ -199,7 +199,7 @@ def _merge_defs(first: str, second: str) -> tuple[str, dict[int, str]]:
 
 
 def _name_number(x: str, y: str, names: dict[int, str]) -> str:
-    """A number of two defs as a size, or as a formula of one, as `_FORMS` has them; "" if it is none."""
+    """A size, or a formula of `_FORMS` for one, that is `x` in one def and `y` in the other; "" if there is none."""
     for p, q in zip(*PROBES, strict=True):
         if (x + y).isdecimal():
             if int(x) % p == 0 and int(x) // p * q == int(y):
@@ -213,7 +213,7 @@ def _name_number(x: str, y: str, names: dict[int, str]) -> str:
 
 
 def _format_size_multiple(number: int, prime: int, names: dict[int, str]) -> str:
-    """A multiple of a size that has a name already; else of the prime."""
+    """`number` as a multiple of a size that has a name already, else of `prime`, which gets a name."""
     known = next((n for n in names if n % prime == 0 and number % n == 0), prime)
     name = names.setdefault(known, f"N{len(names)}")
     return name if known == number else f"({name} * {number // known}.0)"
@@ -224,8 +224,8 @@ _FORMS: tuple[tuple[str, Callable[[int], float], Callable[[float], float]], ...]
     ("(1.0 / {0})", lambda n: 1.0 / n, lambda x: 1.0 / x if x else 0.0),
     ("({0} / ({0} - 1.0))", lambda n: n / (n - 1), lambda x: x / (x - 1.0) if x != 1.0 else 0.0),
 )
-"""Formulas of a number of elements in values: the text, the value, and the number for a value. Means divide by it or
-multiply by its reciprocal; the last one corrects a variance."""
+"""Formulas of a count n of elements: the text, its value for n, and n for a value. Means divide by n or multiply by
+its reciprocal; the last formula corrects a variance."""
 
 
 def _restore_symbols(

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 PREFIXES = ("upsample_", "_upsample_")
 """Upsampling becomes dozens of lookups by index, at many times the cost."""
 KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-"""Where the Python dispatcher has decompositions that it always uses."""
+"""Dispatch keys whose decompositions the Python dispatcher always uses."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
 """Emitted text in, loaded kernels out, and their launches on real memory.
 
-Always holds: nothing here knows the language; a failing kernel raises, it never kills the process.
+Invariant: nothing here knows the language; a failing kernel raises, it never kills the process.
 """

@@ -1,4 +1,4 @@
-"""OpenCL kernels through PyOpenCL, on the first device there is; PoCL makes one of the CPU."""
+"""Runs OpenCL kernels through PyOpenCL on the first device; PoCL makes the CPU a device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def opencl_device() -> OpenClDevice:
 
 
 def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
-    """Build and run the text of `module` on arrays, one per argument by name, which receive the results.
+    """Build and run the source of `module` on arrays, one per argument by name, which receive the results.
 
     Arrays have the layout of the buffers, with half-precision numbers as their own type or their bits.
 
@@ -66,7 +66,7 @@ def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray
 
     Raises:
         ArgumentError: there is no device.
-        InternalError: the device's compiler refuses the text, which is quoted.
+        InternalError: the device's compiler refuses the source, which is quoted.
     """
     found = opencl_device()
     cl, flags = found.opencl, found.opencl.mem_flags

@@ -20,13 +20,13 @@ _AVX512 = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
 _TYPICAL_CACHE = (32768, 1048576, 16777216)
 _DISGUISES = ("rocketlake", "icelake-client", "icelake-server", "cascadelake", "skylake-avx512")
-"""Processors that virtual machines pass newer ones off as."""
+"""Names under which virtual machines present newer processors."""
 _NEWER = (("amx-fp16", "graniterapids"), ("amx-tile", "sapphirerapids"))
 """Features that only newer processors have: the first that is present determines the processor."""
 
 
 def host() -> CpuTarget:
-    """The processor, its vectors and its caches; with `TC_TARGET`, restricted to the features of that processor."""
+    """The processor, its vectors and its caches; with `TC_TARGET`, restricted to the features of the one it names."""
     return _host(knobs.current_knobs().target)
 
 
@@ -70,7 +70,7 @@ def missing_features(target: CpuTarget) -> tuple[str, ...]:
 
 @functools.cache
 def unused_features(target: CpuTarget) -> str:
-    """The features that LLVM must be told are missing: the name implies more to LLVM than the table says.
+    """Flags that disable features which LLVM infers from the processor's name, but which `target` does not list.
 
     They come before `target.features`, which may enable them again.
     """
@@ -95,14 +95,14 @@ def _request_amx_permission() -> bool:
 
 
 def _name(llvm_name: str, features: set[str]) -> str:
-    """The name of the processor in LLVM, unless that one is too old for its features."""
+    """LLVM's name of the processor, or that of a newer one if its features show that it is newer."""
     if llvm_name not in _DISGUISES:
         return llvm_name
     return next((name for feature, name in _NEWER if feature in features), llvm_name)
 
 
 def _vectors(features: set[str]) -> tuple[int, int]:
-    """Bits of a vector register and how many there are."""
+    """The bits of a vector register, and the number of registers."""
     if features.issuperset(_AVX512):
         return 512, 32
     if features.issuperset(("avx2", "fma", "f16c")):

@@ -33,7 +33,7 @@ else:
     vector_math, nodes = lazy_module("codegen.llvm.vector_math"), lazy_module("loop_ir.nodes")
 
 _REJECTED = ("acosh", "asinh", "cosh", "sinh", "fmod", "remainder", "lgamma", "tgamma")
-"""Those of SLEEF that are wrong for large or special arguments."""
+"""Functions of SLEEF that are wrong for large or special arguments."""
 _SUFFIXES = ("u10", "u05", "u15", "")  # SLEEF's error bounds in tenths of an ulp; exact functions have none
 
 # Kernels reach the pool through a pointer, so that a forked child, whose pool is dead, can run without it.
@@ -95,7 +95,7 @@ def torch_library(name: str = "torch_cpu") -> ctypes.CDLL:
 
 
 class ThreadPool:
-    """torch's pool, behind the cell that emitted code reads: its `torch_parallel_for`, or null for no pool."""
+    """torch's thread pool. Emitted code reads `cell`: the address of `torch_parallel_for`, or null for no pool."""
 
     def __init__(self) -> None:
         self.cell = ctypes.c_void_p(_find_symbol_address(torch_library(), "torch_parallel_for"))
@@ -127,7 +127,7 @@ _linked: SingleFlightCache[str, _Linked] = SingleFlightCache(1)
 
 
 def load_code(data: bytes) -> llvm.ExecutionEngine:
-    """Object code in its place in this process, which it keeps until the engine is freed."""
+    """Load object code into this process; it stays until the engine is freed."""
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     nothing = llvm.parse_assembly("")
     engine = llvm.create_mcjit_compiler(nothing, machine)
@@ -163,7 +163,7 @@ def vector_functions() -> Mapping[str, str]:
 def builtin_code(text: str) -> bytes:
     """The object code of functions that every process needs, from the cache or assembled now.
 
-    It must be relocatable, because it may lie far from its references.
+    It has the large code model, because it may be loaded far from what it refers to.
     """
     store = current_store()
     facts = (text, llvm.get_default_triple(), llvm.llvm_version_info, llvmlite.__version__)

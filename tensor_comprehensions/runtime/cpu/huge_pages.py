@@ -1,7 +1,7 @@
 """Huge pages for large new tensors.
 
 A tensor that a call makes is written from end to end. In pages of 2 MiB its first touch takes half the time, and stores
-that go to many places at once find their addresses. Linux gives such pages to memory that asks for them.
+to many pages at once miss the TLB less often. Linux provides such pages on request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Callable
 
 LARGE, HUGE = 4 << 20, 2 << 20
-"""Bytes of a tensor from which on it asks; of a huge page."""
+"""The minimum bytes of a tensor in huge pages, and the bytes of a huge page."""
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 """Linux's number of the advice; None on other systems."""
 
@@ -23,7 +23,7 @@ def advise_huge_pages(address: int, size: int) -> None:
         return
     start = -(-address // HUGE) * HUGE
     stop = (address + size) // HUGE * HUGE
-    _load_madvise()(start, stop - start, ADVICE)  # that it may be refused is fine
+    _load_madvise()(start, stop - start, ADVICE)  # a refusal does no harm
 
 
 @functools.cache

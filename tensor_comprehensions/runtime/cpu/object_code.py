@@ -21,7 +21,7 @@ _Entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 @dataclass(frozen=True, slots=True)
 class ObjectCode:
-    """A module as machine code that is not yet in its place: the bytes, and the vector mathematics that they call."""
+    """A module as machine code that is not loaded yet: the bytes, and the vector math functions that they call."""
 
     data: bytes
     symbols: tuple[str, ...]
@@ -31,7 +31,7 @@ class Executable:
     """A loaded module: callable on raw addresses from any thread; its code is freed with the last reference.
 
     Attributes:
-        address: of `i64 tc_entry(ptr arguments)`, see `codegen.llvm.llvm_printer`.
+        address: the address of `i64 tc_entry(ptr arguments)`, see `codegen.llvm.llvm_printer`.
         function: that entry as a ctypes function; releases the GIL while it runs.
     """
 
@@ -41,7 +41,7 @@ class Executable:
         self.function = _Entry(self.address)
 
     def __call__(self, addresses: Sequence[int]) -> tuple[int, int]:
-        """Run on the addresses of arguments and temporaries; (0, 0), or the failed site + 1 and its value."""
+        """Run on the addresses of arguments and temporaries; return (0, 0), or the failed site + 1 and its value."""
         status = (ctypes.c_int64 * 2)()
         slots = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, ctypes.addressof(status))
         code = self.function(ctypes.addressof(slots))
@@ -61,13 +61,13 @@ def assemble(text: str, target: CpuTarget) -> ObjectCode:
 
 
 def _vector_symbols(module: llvm.ModuleRef) -> tuple[str, ...]:
-    """The vector mathematics that a module calls."""
+    """The vector math functions that a module calls."""
     known = set(host_symbols.vector_functions().values())
     return tuple(sorted(f.name for f in module.functions if f.is_declaration and f.name in known))
 
 
 def load_object(code: ObjectCode) -> Executable:
-    """Put object code in its place in this process. It is trusted: damaged bytes would end the process.
+    """Load object code into this process. It is trusted: damaged bytes would end the process.
 
     Raises CannotLower if this process lacks a function that the code calls.
     """
@@ -89,7 +89,7 @@ def host_assembly(text: str, target: CpuTarget) -> str:
 
 def _make_target_machine(target: CpuTarget) -> llvm.TargetMachine:
     native = llvm.Target.from_default_triple()
-    # Of a processor that LLVM does not know it would else believe that it has 32 bits, and end the process.
+    # Without it, LLVM takes a processor that it does not know for one of 32 bits, and ends the process.
     wide = "+64bit," if native.name == "x86-64" else ""
     features = wide + unused_features(target) + target.features
     return native.create_target_machine(
@@ -115,7 +115,7 @@ def _optimize_module(text: str, target: CpuTarget) -> llvm.ModuleRef:
 def _make_pass_pipeline(target: CpuTarget) -> tuple[llvm.FunctionPassManager, llvm.PassBuilder]:
     """The passes that pay: emitted code has no common or loop-invariant values left, and code generation does the rest.
 
-    Kept, because llvmlite never frees a pass manager.
+    Cached, because llvmlite never frees a pass manager.
     """
     passes = llvm.create_new_function_pass_manager()
     passes.add_sroa_pass()
@@ -136,7 +136,7 @@ def assemble_and_print(text: str, target: CpuTarget) -> tuple[ObjectCode, str]:
 
 
 def code_sections(data: bytes) -> dict[str, bytes]:
-    """The part of an object file that runs: its instructions and constants, without names and line tables."""
+    """The sections of an object file that hold instructions and constants, by name."""
     # Other sections are not read: shared memory of a GPU has a size in the file, and no bytes.
     named = ((_section_name(s), s) for s in llvm.ObjectFileRef.from_data(data).sections())
     return {name: bytes(s.data()) for name, s in named if _is_code_or_constants(name)}

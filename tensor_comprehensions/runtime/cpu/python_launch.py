@@ -1,4 +1,4 @@
-"""Calls of loaded kernels on torch tensors in plain Python: the long way, and the only one without `cells`."""
+"""Calls of loaded kernels on torch tensors in plain Python: slower than `fastpath`, which may be unavailable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True, slots=True)
 class OperandSpec:
-    """The tensors a kernel takes in one place: exactly these sizes and strides, in elements, on the CPU.
+    """The tensors that a kernel accepts as one operand: exactly this type, these sizes, and strides in elements.
 
     Strides of dimensions of size 1 and of tensors without elements are ignored.
     """
@@ -35,7 +35,7 @@ class OperandSpec:
 
 
 class CpuLauncher:
-    """A loaded kernel with the tensors that it takes.
+    """Calls a loaded kernel on torch tensors that fit it.
 
     Usage: `if launcher.accepts(*inputs): outputs = launcher(*inputs)`.
     """
@@ -56,7 +56,7 @@ class CpuLauncher:
         Args:
             inputs: the tensors of a call, in order.
             outputs: new tensors that a call makes and returns.
-            order: for each of `Module.arguments`, its place among the inputs followed by the outputs.
+            order: for each of `Module.arguments`, its index among the inputs followed by the outputs.
             temporaries: bytes of each of `Module.temporaries`.
             fail: makes the exception for a failure that the kernel reports, from site + 1 and its value.
         """
@@ -110,7 +110,7 @@ def _torch_type(o: OperandSpec) -> torch.dtype:
 
 
 def _significant_strides(o: OperandSpec) -> tuple[tuple[int, int], ...]:
-    """The dimensions whose strides count, with these."""
+    """(dimension, stride) for each dimension whose stride matters."""
     if 0 in o.sizes:
         return ()
     return tuple((d, s) for d, (n, s) in enumerate(zip(o.sizes, o.strides, strict=True)) if n != 1)
@@ -125,7 +125,7 @@ def _has_expected_layout(x: Any, wanted: tuple[torch.dtype, tuple[int, ...], tup
 
 
 def is_plain_cpu_tensor(x: Any) -> bool:
-    """Whether it is a dense tensor on the CPU whose memory holds its values."""
+    """Whether `x` is an ordinary dense tensor on the CPU whose memory holds its values."""
     if type(x) not in _PLAIN or x.layout is not torch.strided or not x.is_cpu:
         return False
     return not (x.is_neg() or x._is_zerotensor() or _is_wrapped(x))
@@ -135,7 +135,7 @@ _is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_w
 
 
 def arena_offsets(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Where each temporary starts in one aligned arena, and the bytes of the arena."""
+    """The offset of each temporary in one aligned arena, and the bytes of the arena."""
     offsets, total = [], 0
     for size in sizes:
         offsets.append(total)

@@ -1,4 +1,4 @@
-"""The limits of the machine: its multiply-adds, its copies, and kernels without the cost of a call.
+"""Probes of the machine's limits: multiply-adds, copies, and kernels without the cost of a call.
 
 All are loops in machine code, so that the machine is timed and not Python.
 """
@@ -19,11 +19,11 @@ from .host import host
 
 FMA, COPY, KERNEL = "multiply-adds", "copy", "kernel"
 LEAST = 50e-6
-"""Seconds that a call from Python should last at least, for its own microsecond not to count."""
+"""The minimum seconds of a call from Python, so that its overhead of a microsecond does not matter."""
 ACCUMULATORS = 12
-"""Independent chains of multiply-adds: more than hide the latency of one on machines that start two per cycle."""
+"""Independent chains of multiply-adds: enough to hide their latency on machines that start two per cycle."""
 REPEATED = 4
-"""Fewest repetitions of a kernel's work in a sample, so that its data are in the caches."""
+"""The minimum repetitions of a kernel's work in a sample, so that its data are in the caches."""
 UNROLLED = 4
 """Vectors that one iteration of the copy moves."""
 
@@ -136,7 +136,7 @@ def _compile_llvm_function(text: str, name: str, *arguments: Any) -> Callable[..
 
 
 def repeat_long_enough(once: Callable[[int], None]) -> tuple[Callable[[], None], int]:
-    """`once(times)` as a call that lasts `LEAST` seconds or longer, and how many times it does its work."""
+    """A call of `once(times)` that lasts about `LEAST` seconds or longer, and `times`."""
     once(1)
     start = time.perf_counter()
     once(1)
@@ -150,7 +150,7 @@ def repeat_long_enough(once: Callable[[int], None]) -> tuple[Callable[[], None],
 
 
 def peak_multiply_add_call(dtype: torch.dtype) -> tuple[Callable[[], None], float]:
-    """Multiply-adds from registers to registers in one thread, and the floating-point operations of one call.
+    """A call that does multiply-adds on registers in one thread, and its floating-point operations.
 
     16-bit floats count as float32, in which they are summed; an instruction for pairs of them does more.
     """
@@ -163,7 +163,7 @@ def peak_multiply_add_call(dtype: torch.dtype) -> tuple[Callable[[], None], floa
 
 
 def peak_copy_calls(moved: int) -> dict[str, tuple[Callable[[], None], float]]:
-    """Copies that read and write about `moved` bytes in all, by the C library and by vectors; the bytes of one call."""
+    """Copies of about `moved` bytes, read and written in all, by the C library and by vectors; the bytes of a call."""
     width = host().vector_bits // 8
     unit = UNROLLED * width
     size = max(1, moved // 2 // unit) * unit
@@ -186,7 +186,7 @@ def peak_copy_calls(moved: int) -> dict[str, tuple[Callable[[], None], float]]:
 def repeated_kernel_call(
     compiled: Any, arguments: Sequence[Tensor], results: Sequence[Tensor]
 ) -> tuple[Callable[[], None], int]:
-    """A compiled kernel on tensors, without the cost of its calls from Python, and how often one call runs it."""
+    """A call that runs a compiled kernel repeatedly without the cost of calls from Python, and the number of runs."""
     temporaries = [torch.empty(max(1, size), dtype=torch.uint8) for size in compiled.temporaries]
     status = torch.zeros(2, dtype=torch.int64)
     tensors = (*arguments, *results, *temporaries, status)
@@ -197,7 +197,7 @@ def repeated_kernel_call(
 
 
 def _keep_alive(call: Callable[[], None], *alive: Tensor) -> Callable[[], None]:
-    """`call`, which keeps the tensors whose addresses it uses."""
+    """`call`, which keeps the tensors alive whose addresses it uses."""
 
     def run() -> None:
         call()

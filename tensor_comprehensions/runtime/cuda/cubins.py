@@ -1,6 +1,6 @@
-"""Machine code of CUDA texts, from the cache if a process compiled the text before.
+"""Machine code of CUDA source, from the cache if it was compiled before.
 
-Always holds: cached code equals the present output of NVRTC, since its key has the text, the architecture, the version
+Invariant: cached code equals the current output of NVRTC, since its key has the source, the architecture, the version
 and the options of the compiler.
 """
 
@@ -36,7 +36,7 @@ def cubin_of(source: str, architecture: str) -> Cubin:
 
 
 def cubin_key(source: str, architecture: str, tools: Toolchain) -> Key:
-    """The key of machine code. Headers are part of the compiler's release."""
+    """The key of machine code. Folders of headers are left out: headers belong to the compiler's release."""
     options = [o for o in tools.options(architecture) if not o.startswith("--include-path")]
     return Key(
         (

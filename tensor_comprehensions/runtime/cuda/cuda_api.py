@@ -1,6 +1,6 @@
 """The functions of CUDA that launches call, behind one interface, and their errors as the package's own.
 
-`cupy_api.CupyApi` is the interface on a machine with a device; tests put another behind it.
+`cupy_api.CupyApi` implements it on a machine with a device; tests use a fake.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class FunctionAttributes:
     """The driver's report on a loaded kernel.
 
     Attributes:
-        registers: of a thread. local_bytes: of a thread, including spills. shared_bytes: of a block, as declared.
-        max_threads: most threads of a block that it can be launched with.
+        registers: per thread. local_bytes: per thread, including spills. shared_bytes: per block, as declared.
+        max_threads: the maximum threads per block of a launch.
     """
 
     registers: int
@@ -37,7 +37,7 @@ class FunctionAttributes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttributes:
-    """CUDA's facts about a device. capability: 90 for sm_90. The rest is as of `GpuTarget`."""
+    """CUDA's facts about a device. capability: 90 for sm_90. The others are as in `GpuTarget`."""
 
     capability: int
     num_sms: int
@@ -49,7 +49,7 @@ class CudaApi(Protocol):
     """Functions of CUDA. Handles and addresses are numbers; contexts are those of torch.
 
     Attributes:
-        errors: the exceptions of the functions; `status` is CUDA's error number of one.
+        errors: the exceptions that the functions raise; their `status` is CUDA's error number.
     """
 
     @property
@@ -94,7 +94,7 @@ class CudaApi(Protocol):
         """`cuLaunchKernel`. parameters: the address of an array of pointers to arguments. extra: 0."""  # fmt: skip
 
     def encode_tensor_map(self, m: TiledMap, address: int, place: int, /) -> None:
-        """Write the map of a tensor at an address of the device to a place of this process."""
+        """Encode the map of a tensor at a device address into host memory at `place`."""
 
     def synchronize(self, stream: int, /) -> None:
         """Wait for a stream of the current context."""

@@ -1,4 +1,4 @@
-"""CUDA's functions as CuPy has them, which loads the driver of this machine.
+"""`CudaApi` by means of CuPy, which loads the driver of this machine.
 
 `cupy_backends` is the layer of CuPy that calls CUDA. It is imported in some milliseconds, the whole of CuPy in 150.
 It has no function that encodes tensor maps: see `tensor_maps`.
@@ -97,7 +97,7 @@ def cuda_api() -> CudaApi:
 def check_driver(driver: int, cuda: int) -> None:
     """Check that the driver supports CuPy's release of CUDA. Raises ArgumentError.
 
-    driver, cuda: newest release that the driver knows, 0 without a driver, and that of CuPy; 13020 is 13.2.
+    driver: the newest release of CUDA that the driver supports, 0 without a driver. cuda: that of CuPy. 13020 is 13.2.
     """
     if not driver:
         raise ArgumentError(
@@ -116,7 +116,7 @@ def check_driver(driver: int, cuda: int) -> None:
 def check_compiler(driver: int, compiler: tuple[int, int]) -> None:
     """Check that the driver loads the machine code of NVRTC: of its own major release or an older one.
 
-    Raises ArgumentError. driver: as of `check_driver`. compiler: the release of NVRTC.
+    Raises ArgumentError. driver: as in `check_driver`. compiler: the release of NVRTC.
     """
     known = driver // 1000
     if known < compiler[0]:

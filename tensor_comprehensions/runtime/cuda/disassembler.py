@@ -32,7 +32,7 @@ def disassemble(cubin: Cubin) -> str:
 
 
 def _find_disassembler() -> str:
-    """The program. Raises ArgumentError, which says how to install it."""
+    """The path of the disassembler. Raises ArgumentError, which says how to install it."""
     found = next((str(f / _NAME) for f in find_cuda_folders("bin") if (f / _NAME).exists()), None)
     found = found or shutil.which(_NAME)
     if found is None:

@@ -1,6 +1,6 @@
-"""Machine code on CUDA devices, on torch's current stream.
+"""Loads and launches machine code on CUDA devices, on torch's current stream.
 
-Always holds: nothing here waits for a device, except to learn whether a check of a module failed. Launches go through
+Invariant: nothing here waits for a device, except to learn whether a check of a module failed. Launches go through
 `CudaApi`, which is CuPy; it is imported at the first use of a device.
 """
 
@@ -28,15 +28,15 @@ from .nvrtc import Cubin
 from .tensor_maps import MAP_ALIGNMENT, MAP_BYTES, TiledMap
 
 ALIGNMENT = 16
-"""Bytes that the address of a tensor must be a multiple of for vectors to be read from it at once."""
+"""The alignment in bytes that vector loads and stores need of a tensor's address."""
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @functools.cache
 def device_target(index: int) -> GpuTarget:
-    """The target of the device `index`: the nearest row of the table, with the numbers that the device gives.
+    """The target of the device `index`: the nearest row of the table, with attributes that the device reports.
 
-    Raises ArgumentError if the device is too old, or cannot be asked.
+    Raises ArgumentError if the device is too old, or its attributes cannot be read.
     """
     api = cuda_api()
     try:
@@ -79,7 +79,7 @@ def check_not_capturing(name: str, device: torch.device) -> None:
 
 
 def check_runs_on(target: GpuTarget, device: torch.device) -> None:
-    """Raise ArgumentError if machine code for a target does not run on a device: that needs the same major number."""
+    """Raise ArgumentError if machine code for a target does not run on a device: the major versions must be equal."""
     there = device_target(device.index or 0)
     same = target.capability // 10 == there.capability // 10 and target.capability <= there.capability
     if not same or (target.group_ops and target.capability != there.capability):
@@ -93,8 +93,8 @@ def check_runs_on(target: GpuTarget, device: torch.device) -> None:
 class Launches:
     """The kernels of a module on one device.
 
-    A launch makes two calls of CuPy, `current_context` and `launch`, and in Python itself two, this one and
-    `current_stream`; each further kernel of the module is one call more.
+    A launch makes two calls of CuPy, `current_context` and `launch`, and two in Python, this one and `current_stream`;
+    each further kernel of the module adds one call.
     """
 
     device: int
@@ -105,9 +105,9 @@ class Launches:
     _blocks: threading.local = field(default_factory=threading.local)
 
     def __call__(self, addresses: Sequence[int]) -> None:
-        """Launch all kernels, in order, on the addresses of arguments, temporaries and, if it checks, the status.
+        """Launch all kernels, in order, on addresses of arguments, temporaries and, if the module has checks, status.
 
-        Raises DeviceError if the device can do no more, InternalError with the text of a kernel that it refuses.
+        Raises DeviceError if the device is unusable, InternalError with the source of a kernel that CUDA refuses.
         """
         try:
             block: _ArgumentBlock = self._blocks.known
@@ -128,7 +128,7 @@ class Launches:
             raise self._explain(error, number) from error
 
     def select(self, kernels: slice) -> Launches:
-        """A part of the kernels of the module."""
+        """The launches of a slice of the module's kernels."""
         code = replace(self.code, kernels=self.code.kernels[kernels])
         return Launches(self.device, code, self.functions[kernels], self.context, self.api)
 
@@ -172,10 +172,10 @@ class _ArgumentBlock:
     """The launch arguments of one thread, which CUDA copies at each launch.
 
     Attributes:
-        addresses: those of a call, to be filled in.
+        addresses: the addresses of a call, to be filled in.
         launches: for each kernel its launch parameters before the stream, and the address of its array of pointers to
             addresses.
-        maps: the tensor maps of all kernels, with the number of the address of each.
+        maps: the tensor maps of all kernels, each with the index of its tensor's address.
     """
 
     __slots__ = ("_arrays", "_encoded", "_room", "addresses", "launches", "maps")
@@ -193,7 +193,7 @@ class _ArgumentBlock:
             numbers = [*kernel.buffers, *([count - 1] if kernel.status else [])]
             pointers = [*(start + 8 * n for n in numbers), *(self._map_place(next(places)) for _ in kernel.maps)]
             array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
-            self._arrays.append(array)  # it lives as long as its address is used
+            self._arrays.append(array)  # keeps it alive while its address is used
             head: _Head = (function, *kernel.launch.grid, *kernel.launch.block, kernel.dynamic)
             self.launches.append((head, ctypes.addressof(array)))
 
@@ -211,9 +211,9 @@ class _ArgumentBlock:
 
 
 def load_launches_on(code: GpuCode, cubin: Cubin, device: int) -> Launches:
-    """Put machine code on a device.
+    """Load machine code on a device.
 
-    Raises DeviceError if the device can do no more, InternalError, which quotes the text, where CUDA refuses it.
+    Raises DeviceError if the device is unusable, InternalError, which quotes the source, if CUDA refuses the code.
     """
     api = cuda_api()
     try:
@@ -258,7 +258,7 @@ def run_on_device(
 
 
 class CudaRunner:
-    """A loaded kernel with the memory that a call provides."""
+    """Runs a loaded kernel on the tensors of a call, with new temporaries."""
 
     __slots__ = ("_arena", "_device", "_fail", "_launches", "_offsets", "_order")
 
@@ -273,7 +273,7 @@ class CudaRunner:
         """Prepare calls.
 
         Args:
-            order, temporaries: as of `python_launch.CpuLauncher`.
+            order, temporaries: as in `python_launch.CpuLauncher`.
             fail: makes the exception for a failed check; None if the module has no checks.
         """
         self._launches, self._device, self._fail, self._order = launches, device, fail, tuple(order)
@@ -283,7 +283,7 @@ class CudaRunner:
         """Run on the inputs followed by the outputs, which must fit the kernel and not overlap."""
         addresses = [tensors[n].data_ptr() for n in self._order]
         if self._arena:
-            room = torch.empty(self._arena, dtype=torch.uint8, device=self._device)  # until all is launched
+            room = torch.empty(self._arena, dtype=torch.uint8, device=self._device)  # kept until all is launched
             addresses += [room.data_ptr() + offset for offset in self._offsets]
         if self._fail is None:
             self._launches(addresses)
@@ -316,7 +316,7 @@ class CudaLauncher:
 
         Args:
             run: computes the outputs, which come after the inputs, fit the operands and do not overlap.
-            inputs, outputs: as of `python_launch.CpuLauncher`.
+            inputs, outputs: as in `python_launch.CpuLauncher`.
             aligned: whether tensors must start at multiples of `ALIGNMENT`.
         """
         self._grain, self._device, self.run = ALIGNMENT if aligned else 1, device, run
@@ -340,12 +340,12 @@ class CudaLauncher:
                 address = x.data_ptr()
                 if x.stride() != strides or not address or address % self._grain or x.is_neg():
                     return False
-        except RuntimeError:  # of tensors without strides, or without memory
+        except RuntimeError:  # from tensors without strides or memory
             return False
         return True
 
     def call(self, *inputs: Any) -> Any:
-        """The launcher's result, or NotImplemented where `accepts` says no."""
+        """The result, or NotImplemented if the inputs are not accepted."""
         return self(*inputs) if self.accepts(*inputs) else NotImplemented
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -355,5 +355,5 @@ class CudaLauncher:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def allocate_outputs(self) -> list[Tensor]:
-        """New outputs."""
+        """Allocate the outputs."""
         return [allocate() for allocate in self._makers]

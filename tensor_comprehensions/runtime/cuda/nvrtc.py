@@ -28,7 +28,7 @@ class Resources:
     """The resources of a kernel, as the assembler reports them.
 
     Attributes:
-        registers: of 32 bits. shared: bytes per block that the text declares. local: bytes of the stack frame.
+        registers: 32-bit registers per thread. shared: declared bytes per block. local: bytes of the stack frame.
         spill_stores, spill_loads: bytes moved for lack of registers.
     """
 
@@ -50,7 +50,7 @@ class Cubin:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """Where the compiler's library is, and the folders of the headers that it reads."""
+    """The compiler's library, the folders of the headers that it reads, and its version."""
 
     path: Path
     headers: tuple[Path, ...]
@@ -75,7 +75,7 @@ def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", mor
 
     Raises:
         ArgumentError: NVRTC is not installed, or does not know the architecture.
-        InternalError: it refuses the text, which is quoted.
+        InternalError: it refuses the source, which is quoted.
     """
     with _compile_program(source, architecture, name, more) as (tools, program):
         resources = dict(_resources(_read_program_text(tools, program, "ProgramLog")))
@@ -131,7 +131,7 @@ def is_nvrtc_available() -> bool:
 
 @functools.cache
 def find_toolchain() -> Toolchain:
-    """The compiler. Raises ArgumentError, which says how to install it."""
+    """Find the compiler. Raises ArgumentError, which says how to install it."""
     found = [
         path
         for folder in find_cuda_folders("lib")
@@ -147,14 +147,14 @@ def find_toolchain() -> Toolchain:
 
 @functools.cache
 def _load_library(path: Path) -> ctypes.CDLL:
-    """The library: 100 megabytes, which are only loaded to compile."""
+    """Load the library, but only to compile: it has 100 megabytes."""
     for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
-        ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)  # else the compiler does not find it
+        ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)  # so that the compiler finds it
     return ctypes.CDLL(str(path))
 
 
 def _version_beside(path: Path) -> tuple[int, int] | None:
-    """The version of a library, from the name of its companion library, which it loads by that name."""
+    """The version of NVRTC at `path`, from the file name of its builtins library; None if that is ambiguous."""
     names = [p.name for p in path.parent.glob("libnvrtc-builtins.so.*")]
     versions = {(int(m[1]), int(m[2])) for n in names if (m := re.fullmatch(r".*\.so\.(\d+)\.(\d+)(\.\d+)*", n))}
     mine = {v for v in versions if path.name.partition(".so.")[2].partition(".")[0] == str(v[0])}
@@ -216,7 +216,7 @@ def _read_program_text(tools: Toolchain, program: ctypes.c_void_p, what: str) ->
 
 
 def _resources(log: str) -> Iterator[tuple[str, Resources]]:
-    """The report of the assembler, kernel by kernel."""
+    """Yield the name and the resources of each kernel in the log of the assembler."""
     for part in re.split(r"Compiling entry function '", log)[1:]:
         name = part.partition("'")[0]
         yield (

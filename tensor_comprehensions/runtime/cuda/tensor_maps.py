@@ -17,13 +17,13 @@ from ...core.errors import ArgumentError, InternalError
 from ...loop_ir.nodes import TensorMap
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
-"""Of an encoded map."""
+"""The size and the alignment of an encoded map in bytes."""
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-"""The driver's."""
+"""The driver's library."""
 _FLOATS = {FLOAT16: 6, FLOAT32: 7, FLOAT64: 8, BFLOAT16: 9}
 _TFLOAT32 = 11
 _BITS = {8: 0, 16: 1, 32: 2, 64: 4}
-"""CUtensorMapDataType, of numbers, of float32 that loads round to tf32, and of bits."""
+"""CUtensorMapDataType: of floats, of float32 that loads round to tf32, and of other types by bits."""
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """CUtensorMapSwizzle, by bytes."""
 _NEAREST_SECTORS = 2
@@ -35,8 +35,8 @@ class TiledMap:
     """The arguments of `cuTensorMapEncodeTiled` that differ between maps, the fastest dimension first.
 
     Attributes:
-        dtype, swizzle: by the driver's numbers.
-        extents: elements. strides: bytes, of all dimensions but the fastest. box: elements.
+        dtype, swizzle: as the driver's enumerators.
+        extents, box: in elements. strides: in bytes, of all dimensions but the fastest.
     """
 
     dtype: int
@@ -61,7 +61,7 @@ def _data_type(dtype: DType) -> int:
 
 
 def encode_tensor_map(m: TiledMap, address: int, place: int) -> None:
-    """Encode the map of a tensor at a device address into a place of this process, aligned to 64 bytes.
+    """Encode the map of a tensor at a device address into host memory at `place`, which is aligned to 64 bytes.
 
     Raises:
         ArgumentError: there is no driver, or one older than CUDA 12.
@@ -82,7 +82,7 @@ def encode_tensor_map(m: TiledMap, address: int, place: int) -> None:
 
 @functools.cache
 def _encoder() -> Any:
-    """The driver's function."""
+    """The driver's `cuTensorMapEncodeTiled`. Raises ArgumentError if it is missing."""
     try:
         function = ctypes.CDLL(LIBRARY).cuTensorMapEncodeTiled
     except OSError as error:

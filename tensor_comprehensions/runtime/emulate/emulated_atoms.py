@@ -1,4 +1,4 @@
-"""The C++ of the atoms that a kernel's text calls, for the CPU: tables from the rows, and a function for each."""
+"""C++ for the emulator: a table and a function for each atom that a kernel's source calls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _emit_atom_function(name: str) -> Iterator[str]:
 
 
 def _emit_operand(o: AtomOperand) -> str:
-    if o.layout is None:  # in shared memory, where a descriptor leads
+    if o.layout is None:  # in shared memory, given by a descriptor
         nothing = _emit_modes((), 3)
         return f"{{{_FORMATS[o.dtype]}, {o.dtype.bits}, {o.rows}, {o.columns}, 0, {nothing}, {nothing}}}"
     threads, values = (_emit_modes(mode.flat, 3) for mode in o.layout.modes)

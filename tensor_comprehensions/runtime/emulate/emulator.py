@@ -1,4 +1,4 @@
-"""CUDA kernels on the CPU: the text for NVRTC, compiled by the host's C++ compiler.
+"""Runs CUDA kernels on the CPU: compiles the source for NVRTC by the host's C++ compiler.
 
 Threads are fibers. Every memory access is checked: races, reads of uninitialized memory, accesses outside of tensors
 and arrays, barriers that some threads do not reach. `cuda_on_cpu/machine.cpp` is the machine, `device.h` the extensions
@@ -64,7 +64,7 @@ class _TensorMap(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class EmulatedTensor:
-    """A tensor in the memory of this process. defined: whether its contents are, before the first kernel."""
+    """A tensor in the memory of this process. defined: whether its contents are defined before the first kernel."""
 
     address: int
     buffer: ir.Buffer
@@ -81,11 +81,11 @@ class Counts:
 
 
 class Emulated:
-    """The compiled text of a module, which runs on addresses.
+    """The compiled source of a module, to run on tensors in memory.
 
     Attributes:
-        path: its library.
-        counts: of the last run without a fault.
+        path: the library.
+        counts: the counts of the last run without a fault.
     """
 
     counts = Counts(0, 0, 0)
@@ -131,7 +131,7 @@ class Emulated:
         return status[0], status[1]
 
     def select(self, kernels: slice) -> Emulated:
-        """A part of the kernels of the module."""
+        """The same with only a slice of the module's kernels."""
         return Emulated(replace(self.code, kernels=self.code.kernels[kernels]), self.path, self._prefix)
 
     def _run(self, machine: ctypes.CDLL, kernel: GpuKernelSource, addresses: Sequence[int]) -> int:
@@ -173,11 +173,11 @@ def _tensor_map(t: ir.TensorMap, memories: Sequence[EmulatedTensor]) -> _TensorM
 
 
 def build_emulated(codes: Sequence[GpuCode]) -> list[Emulated]:
-    """Compile the texts of modules together, which takes less time than one by one.
+    """Compile the sources of modules together, which takes less time than one by one.
 
     Raises:
         ArgumentError: there is no C++ compiler.
-        InternalError: it refuses a text.
+        InternalError: it refuses a source.
     """
     prepare_machine()
     folder = Path(tempfile.mkdtemp(dir=_folder()))
@@ -206,10 +206,10 @@ def is_emulator_available() -> bool:
 
 
 def run_emulated_code(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
-    """Compile and run the text of `module` on contiguous arrays, one per argument by name; temporaries are made here.
+    """Compile and run the source of `module` on contiguous arrays, one per argument by name, outputs included.
 
-    Half-precision numbers are held in arrays of their own type or of their bits. Outputs that are not among `arrays`
-    but must be are errors of the caller. Returns and raises as `Emulated` and `build_emulated` do.
+    Arrays of half-precision numbers have their own type or hold their bits. Temporaries are allocated here. Returns and
+    raises as `Emulated` and `build_emulated` do.
     """
     return run_emulated_module(build_emulated([code])[0], module, arrays)
 
@@ -229,7 +229,7 @@ def run_emulated_module(
 
 
 def _emit_kernel_wrapper(prefix: str, code: GpuCode) -> str:
-    """The C++ around one text: its kernels get names of their own, and an entry each that the machine calls."""
+    """The C++ around one source: it gives each kernel a unique name, and an entry that the machine calls."""
     name = prefix or "_"
     renames = [(k.name, f"{prefix}{k.name}") for k in code.kernels] if prefix else []
     lines = [
@@ -262,7 +262,7 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 @functools.cache
 def _build_machine_library() -> ctypes.CDLL:
-    """The machine, compiled once in a process."""
+    """The machine, compiled once per process."""
     library = _folder() / "machine.so"
     _compile(["-std=c++17", "-O2", "-fPIC", "-shared", str(SOURCES / "machine.cpp"), "-o", str(library)], _folder())
     return ctypes.CDLL(str(library))

@@ -1,4 +1,4 @@
-"""The messages of the emulated machine's faults: tensor, thread and line."""
+"""Messages for the faults that the emulator detects, with tensor, thread and line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EmulatorFailure(ctypes.Structure):
 def describe_failure(
     f: EmulatorFailure, kernel: GpuKernelSource, code: GpuCode, buffers: Sequence[ir.Buffer], library: Path
 ) -> str:
-    """The failure of a kernel, with the line of its text."""
+    """The message for a failure of a kernel, with the line of its source."""
     line = f.line or _find_source_line(library, f.address)
     what = _describe_failure(f, kernel, buffers, library)
     lines = code.source.splitlines()
@@ -105,7 +105,7 @@ def _describe_point(number: int, extents: tuple[int, int, int]) -> str:
 
 
 def _describe_address(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
-    """The element, by its subscripts."""
+    """The accessed element, by its subscripts."""
     if f.region == _SHARED:
         return _shared_place(f.offset, kernel, library)
     if 0 <= f.region < len(buffers):
@@ -146,7 +146,7 @@ def _find_shared_array(library: Path, offset: int, kernel: GpuKernelSource) -> t
 
 
 def _read_tls_offsets(library: Path) -> dict[str, int]:
-    """Where the thread-local variables of a library are, by name."""
+    """The offsets of the thread-local variables of a library, by name; none without `nm`."""
     nm = shutil.which("nm")
     if nm is None:
         return {}
@@ -156,7 +156,7 @@ def _read_tls_offsets(library: Path) -> dict[str, int]:
 
 
 def _find_source_line(library: Path, address: int) -> int:
-    """The line of the kernel's text that the code at `address` is from; 0 if it is not known."""
+    """The line of the kernel's source for the code at `address`; 0 if it is not known."""
     tool = shutil.which("addr2line")
     if tool is None or not address:
         return 0

@@ -1,1 +1,1 @@
-"""Calls that need no Python once their kernel is known: machine code that guards, finds and launches."""
+"""Calls that need no Python once their kernel is known: machine code checks arguments, finds and launches kernels."""

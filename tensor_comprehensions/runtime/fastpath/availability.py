@@ -1,7 +1,7 @@
 """Whether machine code can serve calls, with this torch on this system.
 
-The code reads memory that torch lays out as it likes. It is used if a release was tested with this version of torch and
-probing finds the layout of then, or else if it passes a test on this installation (`self_test`).
+The code reads undocumented structures of torch. It is used if it was tested with this version of torch and probing
+finds the same layout, or else if it passes a test on this installation (`self_test`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ else:
 _LAYOUT_10 = TensorLayout(keys=176, tensor=16, plain=1271310385153, inference=1099511693313)
 _LAYOUT_13 = TensorLayout(keys=168, tensor=16, plain=635655225345, inference=549755879425)
 TESTED = {"2.10": _LAYOUT_10, "2.13": _LAYOUT_13, "2.15": _LAYOUT_13}
-"""The versions of torch that the self-test and samples of the tests of calls ran with on x86-64, with their layouts.
-They need no self-test: it costs each process without a cache some 50 ms.
+"""The versions of torch with which the self-test and samples of the tests of calls ran on x86-64, with their layouts.
+They need no self-test, which costs each process without a cache some 50 ms.
 """
 KNOWN_BAD: dict[str, str] = {}
 """The versions whose calls go wrong although they pass the test, with the reasons."""
@@ -66,7 +66,7 @@ def _decide() -> FastPathDecision:
     if is_x86() and TESTED.get(release) == layout:
         return FastPathDecision(True, f"this release was tested with torch {release}")
     try:
-        with ThreadPoolExecutor(1) as thread:  # where no mode of the caller is on
+        with ThreadPoolExecutor(1) as thread:  # in which no mode of the caller is active
             wrong = thread.submit(self_test.run_self_test, layout).result()
     except forked_check.NoAnswer as error:
         return FastPathDecision(False, f"the self-test on torch {version} did not run: {error}")

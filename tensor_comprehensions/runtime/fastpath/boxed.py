@@ -33,8 +33,8 @@ class BoxedCallCache(CallCache):
     """A call cache with two functions for the dispatcher: one that computes, and one that may record.
 
     Args:
-        kinds, outputs: as of a call cache.
-        compute, record: the functions to call with the arguments if no kernel fits, and if torch may have to record.
+        kinds, outputs: as in `CallCache`.
+        compute, record: called with the arguments if no kernel fits, and if torch may have to record the call.
     """
 
     def __init__(self, kinds: Sequence[int], outputs: int, compute: Slow, record: Slow) -> None:
@@ -51,7 +51,7 @@ class BoxedCallCache(CallCache):
                 self._code.register(namespace, name, key.encode(), function)
 
     def call_slow_path(self, layer: int, stack: int, count: int, outputs: int) -> None:
-        """Call Python with the arguments on the stack, which are owned, and leave the results there."""
+        """Call `compute` (layer 0) or `record` (1) with the owned arguments on the stack; leave the results there."""
         words = (ctypes.c_int64 * max(count, outputs)).from_address(stack)
         values = [w if kind == CONSTANT else tensor_of(w) for w, kind in zip(words, self.kinds, strict=False)]
         found = self._slow[layer](*values)
@@ -63,7 +63,7 @@ _code: SingleFlightCache[str, _BoxedFunctionTable] = SingleFlightCache(1)
 
 
 class _BoxedFunctionTable:
-    """The functions of call caches, and the way back to Python; as old as the process."""
+    """The functions of all call caches, and the callback to Python; lives as long as the process."""
 
     def __init__(self) -> None:
         self._common = call_cache.fast_path_code().common
@@ -75,13 +75,13 @@ class _BoxedFunctionTable:
         self._libraries: SingleFlightCache[tuple[str, bytes], ctypes.c_void_p] = SingleFlightCache(1 << 62)
 
     def slot(self, owner: BoxedCallCache) -> tuple[int, Any]:
-        """A number for a call cache, and the memory of its words."""
+        """An index for a call cache, and the memory of its words."""
         index = next(self._count)
         self._caches[index] = owner
         return index, self._pool(index).words(index % THUNKS)
 
     def thunk(self, function: str, index: int) -> int:
-        """The address of the function of a call cache."""
+        """The address of a function of the call cache at `index`."""
         address: int = self._pool(index).engine.get_function_address(f"tc_{function}_{index % THUNKS}")
         return address
 
@@ -99,7 +99,7 @@ class _BoxedFunctionTable:
             raise RuntimeError(f"torch does not take a kernel of {namespace}::{name}")
 
     def _python(self, index: int, layer: int, stack: int, count: int, outputs: int) -> None:
-        """Go on in Python."""
+        """The callback: continue a call in Python."""
         try:
             self._caches[index].call_slow_path(layer, stack, count, outputs)
         except TCError as error:
@@ -117,7 +117,7 @@ def _make_torch_library(namespace: bytes, key: bytes) -> ctypes.c_void_p:
 
 
 class _ThunkPool:
-    """Functions for the dispatcher, `THUNKS` call caches at a time: making them one by one takes longer."""
+    """The functions of `THUNKS` call caches, made together because one by one takes longer."""
 
     def __init__(self, number: int, common: str) -> None:
         self._memory = (ctypes.c_uint64 * (CALL_CACHE_WORDS * THUNKS))()

@@ -26,7 +26,7 @@ from .launch_ir import CALL_CACHE_WORDS, HEADER, PAUSED
 from .torch_layout import symbol_addresses, tensor_layout
 
 MOST = 64
-"""Most kernels in a call cache, newest first; the slow path finds the others again."""
+"""The maximum number of kernels in a call cache, newest first; the slow path finds the others again."""
 TENSOR, CONSTANT = 0, 1
 """Kinds of arguments: a tensor, and an integer that is part of the kernel. For others see `number_kind`."""
 RECORDED = Ellipsis
@@ -34,13 +34,13 @@ RECORDED = Ellipsis
 
 
 def number_kind(dtype: int) -> int:
-    """The kind of an argument that is a number: a tensor or a Python float. From torch's number of its type."""
+    """The kind of an argument that is a number, as a tensor or a Python float. dtype: torch's number of its type."""
     return dtype + 2
 
 
 @dataclass(frozen=True, slots=True)
 class TensorGuard:
-    """A tensor as guards see it: torch's number of its dtype, sizes, strides in elements (`ANY` does not matter)."""
+    """What guards check of a tensor: torch's number of its dtype, sizes, strides in elements (`ANY`: not checked)."""
 
     dtype: int
     sizes: tuple[int, ...]
@@ -49,7 +49,7 @@ class TensorGuard:
 
 @dataclass(frozen=True, slots=True)
 class NewOutput:
-    """A new output. source: the argument whose elements it starts with; -1 for none."""
+    """A new output. source: the argument whose elements are copied to it before the run; -1 for none."""
 
     guard: TensorGuard
     bytes: int
@@ -60,8 +60,8 @@ class NewOutput:
 class MutatedArg:
     """An argument that is written to.
 
-    place: which one. source: the argument whose elements it starts with; -1 for none.
-    bytes: those to copy from a source that is not the argument itself; -1 if they are not in one piece.
+    place: its index. source: the argument whose elements are copied to it before the run; -1 for none.
+    bytes: the bytes to copy from a source that is not the argument itself; -1 if they are not contiguous.
     """
 
     place: int
@@ -75,12 +75,12 @@ class CachedCall:
 
     Attributes:
         entry: the address of its code. keep_alive: the object that owns it.
-        arguments: the guards of the arguments: values for those that are part of the kernel.
+        arguments: the guards of the arguments; for numbers that are part of the kernel, their values.
         spans: the bytes that each of them spans; 0 for numbers.
         operands: the arguments that the kernel takes, in its order; new outputs and temporaries follow.
         outputs: new outputs. mutated: arguments that are written to.
         temporaries: the offset of each in one arena, and the bytes of the arena.
-        parameters: how many sizes are open, for a kernel that takes any number of rows.
+        parameters: the number of open sizes, for a kernel that takes any number of rows.
     """
 
     entry: int
@@ -143,7 +143,7 @@ class CallCache:
         return _code.get("", FastPathCode).builtin((plan, self))
 
     def add(self, call: CachedCall) -> None:
-        """Use a kernel for calls like one."""
+        """Use the kernel of `call` for all calls that fit its guards."""
         placed = _CachedCallMemory(call)
         with _publishing.held:
             others = [x for x in self._calls if x.words[1:] != placed.words[1:]]
@@ -152,13 +152,13 @@ class CallCache:
             self._publish()
 
     def forget(self) -> None:
-        """Use no kernel any more."""
+        """Remove all kernels."""
         with _publishing.held:
             self._calls = []
             self._publish()
 
     def _publish(self) -> None:
-        """Let calls see the calls of now. Those of before are kept for as long as a call may be looking at them."""
+        """Publish a table of the present kernels. Earlier tables are kept as long as a call may be reading them."""
         calls = list(self._calls)
         table = (ctypes.c_uint64 * (1 + len(calls)))(len(calls), *(call.address for call in calls))
         self._retired.append((table, calls))
@@ -168,7 +168,7 @@ class CallCache:
 
 
 class _CachedCallMemory:
-    """A cached call in memory."""
+    """The memory of the words of a cached call."""
 
     def __init__(self, call: CachedCall) -> None:
         self.words = tuple(call.words())
@@ -181,7 +181,7 @@ _paused = ctypes.c_int64(0)
 
 
 class _Lock:
-    """One lock for all publication of calls, which is unlocked in a forked child."""
+    """The lock for changes of call caches; a forked child gets a new one."""
 
     def __init__(self) -> None:
         self.renew()
@@ -251,10 +251,10 @@ def fast_path_code() -> FastPathCode:
 
 
 def resume_calls() -> None:
-    """Let calls use kernels, even if they are to be interpreted: for a process that only tests them."""
+    """Let calls use kernels even if the knobs ask for interpretation: for a process that only tests them."""
     _paused.value = 0
 
 
 def _update_pause_flag(now: knobs.Knobs) -> None:
-    """Send all calls to the slow path if they are to be interpreted."""
+    """Send all calls to the slow path if the knobs ask for interpretation."""
     _paused.value = now.interpret

@@ -1,4 +1,4 @@
-"""The LLVM text of `boxed`: two functions for each call cache, called by torch's dispatcher with a stack of arguments.
+"""The LLVM assembly of `boxed`: two functions per call cache, called by torch's dispatcher with a stack of arguments.
 
 The stack owns its content: numbers and handles of tensors, which the results replace.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 from .launch_ir import CALL_CACHE_WORDS
 
 THUNKS = 32
-"""How many call caches one piece of code serves."""
+"""The number of call caches that one module of code serves."""
 
 CALLBACK = "tc_boxed_callback"
-"""The symbol of the Python function for calls that no kernel fits. It returns, or raises: nothing is between it and the
-dispatcher where an interrupt could be lost.
+"""The symbol of the Python function for calls that no kernel fits. It returns, or raises: no code between it and the
+dispatcher could lose an interrupt.
 """
 
 
 def call_caches_symbol(first: int) -> str:
-    """The symbol of the words of call caches, of which the callback knows the first as `first`."""
+    """The symbol of the words of the `THUNKS` call caches from index `first` on."""
     return f"tc_boxed_call_caches_{first}"
 
 
 def dispatcher_assembly(first: int) -> str:
-    """The functions of the call caches at `call_caches_symbol(first)`; they need `launch_assembly` beside them.
+    """The functions of the call caches at `call_caches_symbol(first)`; they need the code of `launch_assembly`.
 
     The text is the same in every process.
     """

@@ -19,11 +19,11 @@ _LONGEST = 1000
 
 
 class NoAnswer(Exception):
-    """The child could not be started or did not end; the message says which. Nothing follows for the check."""
+    """The child could not be started or did not end; the message says which. The outcome of the check is unknown."""
 
 
 def run_forked(check: Callable[[], str], seconds: float = SECONDS) -> str:
-    """What `check` returns in a child of this process, or how the child has crashed instead.
+    """Run `check` in a child of this process; return its result, or how the child crashed.
 
     `check` may use no lock that another thread of this process might hold.
 
@@ -47,11 +47,11 @@ def run_forked(check: Callable[[], str], seconds: float = SECONDS) -> str:
 
 
 def _fork(check: Callable[[], str], writer: int) -> int:
-    """Start a child that has this thread only and receives no signal: crashes end it without handlers, which print."""
+    """Start a child that has only this thread and blocks signals: crashes end it without handlers, which print."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings(), fork_at_once():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside other threads, which are not used
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the child does not use
             child = os.fork()
             if child == 0:
                 _answer(check, writer)

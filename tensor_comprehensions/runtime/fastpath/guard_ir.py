@@ -1,4 +1,4 @@
-"""The LLVM text of guards: inspect the arguments of a call, decide whether a cached call serves it (`launch_ir`)."""
+"""The LLVM assembly of guards, which decide from its arguments whether a cached call serves a call (`launch_ir`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from .launch_ir import ANY, FIRST_PARAMETER, MAX_PARAMETERS, PACKED
 
 
 def guard_assembly(keys_offset: int, plain_keys: int, inference_keys: int) -> str:
-    """`@numeric`, `@seen_by`, `@describe` and `@fits`.
+    """The functions `@numeric`, `@seen_by`, `@describe` and `@fits`.
 
     Args:
-        keys_offset: where a C++ tensor keeps its dispatch keys.
-        plain_keys, inference_keys: those of an ordinary tensor, and of one made in inference mode.
+        keys_offset: the offset of the dispatch keys in a C++ tensor, in bytes.
+        plain_keys, inference_keys: the keys of an ordinary tensor, and of one made in inference mode.
     """
     text = _DECLARATIONS + _GUARDS
     facts = {"keys_offset": keys_offset, "plain_keys": plain_keys, "inference_keys": inference_keys}

@@ -1,22 +1,22 @@
-"""The LLVM text of calls that need no Python: what arguments are, whether a cached call takes them, and the launch.
+"""The LLVM assembly of calls that need no Python: finding a cached call for the arguments, and launching its kernel.
 
-A call cache is five words: a table of cached calls (their count, then their addresses), the kinds of the arguments,
-how many calls look at the table, how many arguments there are, and how many new outputs. Of an argument the stack has
-a borrowed handle, which is the address of a C++ tensor; or, by its kind, a number:
+A call cache is five words: the address of a table of cached calls (their count, then their addresses), the address of
+the kinds of the arguments, the number of calls that are reading the table, and two unused words. For an argument the
+stack has a borrowed handle, which is the address of a C++ tensor, or a number, depending on its kind:
 
     0  a tensor
     1  an integer that is part of the kernel: its value
-    n  a number of torch's type n - 2: a tensor, or 0 and the bits of the number among `numbers`
+    n  a number of torch's type n - 2: a tensor; or 0, with the bits of the number in `numbers`
 
 A cached call is a block of words, the first `HEADER` of which are named by `CachedCallWord`. Its guards are, for a
 number that is part of the kernel, its value, and for a tensor its dtype, rank, sizes and strides. A new output is its
-dtype, rank, source (whose elements it starts with; -1 for none), bytes, sizes and strides. A written one is its place
-on the stack, its source and, where that lies elsewhere, the bytes to copy, -1 if they are more than one piece.
+dtype, rank, source (whose elements are copied to it first; -1 for none), bytes, sizes and strides. An argument that is
+written to is its index on the stack, its source and the bytes to copy from another source, -1 if not contiguous.
 
 A cached call for any number of rows has parameters, which stand for sizes and strides: `FIRST_PARAMETER + n` is the
-parameter n wherever it occurs. A stride may be `PACKED`: what the dimension after it takes. The bytes of a new output
-with open sizes are those of a row, and the kernel takes the address of the parameters behind its operands. An extent
-of a new output may also be the number of windows in a parameter, as `open_extent` writes it.
+parameter n wherever it occurs. A stride may be `PACKED`: the extent times the stride of the next dimension. The bytes
+of a new output with open sizes are those of a row, and the kernel takes the address of the parameters after that of
+the temporaries. An extent of a new output may also be the number of windows in a parameter; see `open_extent`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ..cpu.huge_pages import ADVICE, HUGE, LARGE
 
 CALL_CACHE_WORDS = 5
 MAX_PARAMETERS = 8
-"""The most sizes that a cached call may leave open."""
+"""The maximum number of sizes that a cached call may leave open."""
 ANY = -(1 << 63)
 """A stride that does not matter."""
 PACKED = ANY + 1
-"""The stride of a dimension whose elements lie next to each other."""
+"""A stride as in a contiguous tensor: the extent times the stride of the next dimension."""
 FIRST_PARAMETER = ANY + 2
 PAUSED = "tc_paused"
-"""The symbol of a word that is not 0 while no kernel is to be looked for."""
+"""The symbol of a word that is not 0 while all calls must take the slow path."""
 
 
 def open_extent(parameter: int, step: int = 1, reach: int = 1) -> int:
-    """The word of an extent: how many windows of `reach` elements, each `step` behind the one before, are in a size."""
+    """The word of an extent: the number of windows of `reach` elements, `step` apart, in the size `parameter`."""
     return FIRST_PARAMETER + parameter + (step - 1 << 8) + (reach - 1 << 32)
 
 

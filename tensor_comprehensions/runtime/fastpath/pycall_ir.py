@@ -1,14 +1,14 @@
-"""The LLVM text of the builtin function that Python calls: its arguments become handles, its results Python tensors."""
+"""The LLVM assembly of the builtin that Python calls: it converts arguments to handles, and results to tensors."""
 
 from __future__ import annotations
 
 
 def pycall_assembly(type_offset: int, tensor_offset: int) -> str:
-    """`@tc_call`, with `launch_assembly` beside it.
+    """The function `@tc_call`, which needs the code of `launch_assembly`.
 
     Args:
-        type_offset: where every Python object keeps its type.
-        tensor_offset: where a Python tensor keeps its C++ tensor.
+        type_offset: the offset of the type in a Python object, in bytes.
+        tensor_offset: the offset of the C++ tensor in a Python tensor, in bytes.
     """
     return _CODE.replace("{type_offset}", str(type_offset)).replace("{tensor_offset}", str(tensor_offset))
 

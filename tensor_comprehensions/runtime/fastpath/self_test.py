@@ -1,8 +1,8 @@
 """A test of the machine code of calls, for a torch or a processor that no release was tested with.
 
 It makes one call for each kind of argument and of mode, directly and through torch's dispatcher, and compares the
-answer with the right one. A wrong guess about torch's memory may crash, so it runs in a forked child; the verdict is
-kept in the cache.
+answer with the right one. A wrong guess about torch's memory may crash, so it runs in a forked child; the result is
+cached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .torch_layout import TensorLayout
 
 PASSED, FAILED = b"passed", b"failed: "
 NAMESPACE = "tc_self_test"
-"""Of the operator that exists in the child only."""
+"""The namespace of the operator, which exists only in the child."""
 _N = 4
 _ADD = f"""
 define i64 @tc_self_test_add(ptr %addresses) {{
@@ -55,7 +55,7 @@ Case = tuple[str, Callable[[], Any], Any]
 
 
 def run_self_test(layout: TensorLayout) -> str:
-    """The first fault of calls on this installation, "" without one: from the cache, or by a test now.
+    """The first fault of calls on this installation, from the cache or by a test now; "" if there is none.
 
     Raises NoAnswer.
     """
@@ -73,7 +73,7 @@ def run_self_test(layout: TensorLayout) -> str:
 
 
 def _entry_name(layout: TensorLayout) -> tuple[str, str] | None:
-    """The place of the verdict in the cache: it depends on all that can change how calls work."""
+    """The name of the result in the cache, made of all that can change how calls work; None: it cannot be cached."""
     folder = Path(torch.__file__).parent / "lib"
     try:
         files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(folder.glob("lib*.so"))]
@@ -131,7 +131,7 @@ class SelfTest:
         self._boxed.add(self._kernel("float32", 1))
 
     def _kernel(self, dtype: str, floats: int) -> CachedCall:
-        """C(i) = A(i) + B(i) over 16 bytes; elements have so many floats."""
+        """C(i) = A(i) + B(i) over 16 bytes; an element is `floats` floats."""
         number = int(getattr(host_symbols.torch_library(), f"aoti_torch_dtype_{dtype}")())
         guard, span = TensorGuard(number, (_N // floats,), (1,)), 4 * _N
         output = NewOutput(guard, span)
@@ -143,7 +143,7 @@ class SelfTest:
         return cache.function()
 
     def find_wrong_answer(self) -> str:
-        """The first wrong answer, "" if all are right. For the child: it leaves traces in the process."""
+        """The first wrong answer, "" if all are right. For the child only: it changes the process."""
         call_cache.resume_calls()
         warnings.simplefilter("ignore")
         for name, call, expected in chain(self._direct_cases(), self._operator_cases()):
@@ -186,7 +186,7 @@ class SelfTest:
         yield "references to its argument", partial(_count_new_references, call, a, b), 0
 
     def _list_refused_values(self, a: torch.Tensor) -> dict[str, Any]:
-        """Values that look like `a` and are not ordinary, by their special property."""
+        """Values similar to `a` that a call must refuse, by their special property."""
         found: dict[str, Any] = {
             "a longer tensor": torch.zeros(_N + 1, dtype=torch.float32),
             "a strided tensor": torch.zeros(2 * _N, dtype=torch.float32)[::2],

@@ -151,7 +151,7 @@ _content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def tensor_of(handle: int) -> torch.Tensor:
-    """The tensor of an owned handle, which it takes over."""
+    """The tensor of an owned handle, which is freed."""
     x: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_new_capsule(handle, None, None))
     _empty_handle(handle)
     return x
@@ -165,11 +165,11 @@ def _load_tensor_deleter() -> Callable[[int], int]:
 
 
 def _empty_handle(handle: int) -> None:
-    """Free a handle whose tensor was taken out: torch takes that and leaves the handle."""
+    """Free a handle whose tensor was taken out: torch takes the tensor, but does not free the handle."""
     _load_tensor_deleter()(handle)
 
 
 def handle_of(x: torch.Tensor) -> int:
-    """A new handle, owned by the caller."""
+    """A new handle of `x`, owned by the caller."""
     address: int = _content(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(x), None)
     return address

@@ -1,7 +1,7 @@
-// Barriers in memory, copies of boxes and products of warpgroups, with clocks. Part of `machine.cpp`.
+// Barriers in memory, copies of boxes (TMA) and products of warpgroups (wgmma). Part of `machine.cpp`.
 //
-// What goes on by itself has clocks beside those of the warps: the copies of each barrier, the products of each
-// warpgroup, the stores of boxes of each warp. Their accesses are spans of shared memory.
+// Asynchronous operations have vector clocks beside those of the warps: the copies of each barrier, the products of
+// each warpgroup, the stores of boxes of each warp. Their accesses are spans of shared memory.
 
 const int MOST_BARRIERS = 64, MOST_GROUPS = 8, GROUP = 128;
 
@@ -9,16 +9,16 @@ struct Mbarrier {
     const char *at = nullptr;
     int block = 0;  // of the cluster
     int count = 0, pending = 0, phase = 0;  // phase: how many have ended
-    int64_t bytes = 0;                      // that are expected and have not landed
-    int thread = -1, fence_turn = -1;       // which made it, and when it fenced it; -1: not yet
-    std::vector<int> clock, ended;          // what arrivals and copies of this phase, and of those before, knew
+    int64_t bytes = 0;                      // expected, but not copied yet
+    int thread = -1, fence_turn = -1;       // which initialized it, and in which turn it fenced it; -1: not yet
+    std::vector<int> clock, ended;          // of the arrivals and copies: of this phase, of ended ones
     std::vector<int> arrivers, before;
     std::vector<int> seen;  // by thread: the last phase that it waited for
 };
 
 struct Box { char *to; const TensorMap *map; int x[5]; int barrier, block, turn; std::vector<int> clock; };
 
-struct Sums {  // of products that are under way
+struct Sums {  // accumulators of products in flight
     void *places[GROUP];
     const MachineProduct *row;
     std::vector<double> total;
@@ -47,7 +47,7 @@ void join(std::vector<int> &to, const std::vector<int> &from) {
         if (from[k] > to[k]) to[k] = from[k];
 }
 
-// What the warp has done up to now is known to who gets this.
+// End the current turn of a warp; returns its clock, which covers all that it has done.
 const std::vector<int> &publish(int warp) {
     known[warp][warp] = ++turns[warp];
     return known[warp];
@@ -87,7 +87,7 @@ void name_actor(Failure &f, int clock) {
 
 // --- accesses of shared memory -----------------------------------------------------------------------------------
 
-// Does what goes on by itself conflict with an access that a warp makes, or begins? True after a failure.
+// Check that no asynchronous access conflicts with one that a warp makes or starts. True after a failure.
 bool meets_span(int warp, const char *p, int64_t bytes, Action action, const void *address, int line) {
     for (const Span &s : spans) {
         if (p >= s.end || p + bytes <= s.begin || (action == READ && s.action == READ)) continue;
@@ -105,7 +105,7 @@ bool meets_span(int warp, const char *p, int64_t bytes, Action action, const voi
     return false;
 }
 
-// Remember an access; what it covers and comes before it need not be known any more.
+// Record an access; drop earlier ones that it covers.
 void add_span(const Span &s) {
     size_t kept = 0;
     for (const Span &old : spans) {
@@ -116,7 +116,7 @@ void add_span(const Span &s) {
     spans.push_back(s);
 }
 
-// A cell that is read asynchronously on behalf of warps must be defined, known to them, and fenced by its writer.
+// A cell that is read asynchronously for warps must be defined, its write known to them, and fenced by the writer.
 bool read_cell(const Cell &c, const char *p, int first_warp, int last_warp, int line) {
     if (!c.defined) {
         fail_at(UNDEFINED, p, line, -1, "");
@@ -152,7 +152,7 @@ bool inside_shared(const void *place, int64_t bytes, int line) {
 
 // --- barriers ----------------------------------------------------------------------------------------------------
 
-// block: whose barrier it is.
+// The barrier at an address of `block`; null after a failure.
 Mbarrier *barrier_at(const void *at, int block, int line, bool by_copy) {
     int warp = current / WARP;
     for (Mbarrier &b : barriers) {
@@ -204,7 +204,8 @@ void arrive_at(const void *at, int64_t bytes, int block, int line) {
 
 // --- boxes -------------------------------------------------------------------------------------------------------
 
-// The rows of a box: where each lies in shared memory, and where in the tensor its part from `low` to `high` is.
+// For each row of a box: its offset in the box, the address in the tensor of its element `low`, and `low` and `high`,
+// between which it is inside of the tensor.
 template <class F> void each_row(const TensorMap &m, const int *x, F act) {
     int index[5] = {0, 0, 0, 0, 0};
     int64_t row = 0, bytes = (int64_t)m.box[0] * m.size;
@@ -232,7 +233,7 @@ int64_t box_bytes(const TensorMap &m) {
     return bytes;
 }
 
-// Where a byte of a box lies: chunks of 16 bytes change places by bits of the address.
+// The address of a byte of a box after swizzling: bits of the address permute chunks of 16 bytes.
 int64_t swizzled(int64_t address, int width) {
     return width ? address ^ ((address >> 7 & (width / 16 - 1)) << 4) : address;
 }
@@ -250,7 +251,7 @@ bool is_box_aligned(const void *place, const TensorMap &m, int line) {
     return inside_shared(place, box_bytes(m), line);
 }
 
-// block: to which it is copied, the active one.
+// Start a copy of a box to the shared memory of `block`, which is active.
 void load_box(char *to, const TensorMap *map, const int *x, const void *done, int block, int line) {
     if (!is_box_aligned(to, *map, line)) return;
     Mbarrier *b = barrier_at(done, block, line, true);
@@ -275,7 +276,7 @@ void load_box(char *to, const TensorMap *map, const int *x, const void *done, in
     boxes.push_back(box);
 }
 
-// A copy that is under way lands: any of them, and no sooner than it must. False: there is none.
+// Complete a random copy in flight; called only when no thread can run. False: there is none.
 bool land_box() {
     if (boxes.empty()) return false;
     lot = lot * 6364136223846793005ull + 1442695040888963407ull;
@@ -326,7 +327,7 @@ void store_box(const TensorMap *map, const int *x, const char *from, int line) {
 
 // --- products of warpgroups --------------------------------------------------------------------------------------
 
-// Wait for the warpgroup. True in the thread that comes last, which acts for all.
+// Wait for the warpgroup. True in the thread that arrives last, which acts for all.
 bool last_of_group(const void *what, int line) {
     int first = current / GROUP * GROUP, waiting = 0;
     Fiber &f = fibers[current];
@@ -344,7 +345,7 @@ bool last_of_group(const void *what, int line) {
     return true;
 }
 
-// The matrix that a descriptor leads to, rows of M or N by columns of K. False after a failure.
+// Read the matrix that a descriptor points to, rows of M or N by columns of K. False after a failure.
 bool read_matrix(const MachineOperand &o, uint64_t descriptor, bool across, int first_warp, int clock, int line,
                  std::vector<double> &to) {
     static const int widths[] = {0, 128, 64, 32};
@@ -371,7 +372,7 @@ bool read_matrix(const MachineOperand &o, uint64_t descriptor, bool across, int 
     return true;
 }
 
-// across: 1 for the left factor, 2 for the right one, 3 for both.
+// across: the factors whose M or N is contiguous: 1 for the left one, 2 for the right one, 3 for both.
 void multiply_group(const MachineProduct &row, int across, int line) {
     int first = current / GROUP * GROUP, number = first / GROUP, clock = clock_of_group(number);
     Warpgroup &g = warpgroups[number];
@@ -443,7 +444,7 @@ void wait_for_group(int left) {
     int first = current / GROUP * GROUP, number = first / GROUP, clock = clock_of_group(number);
     Warpgroup &g = warpgroups[number];
     g.fenced = false;
-    int done = g.closed - left;  // groups with smaller numbers
+    int done = g.closed - left;  // groups with smaller numbers are complete
     for (int w = first / WARP; w < first / WARP + 4; w++)
         if (known[w][clock] < done) known[w][clock] = done;
     for (size_t k = 0; k < g.sums.size();) {

@@ -1,4 +1,4 @@
-// What the lanes of a warp do together at an atom, once all of them have come to it. Part of `machine.cpp`.
+// Atoms, which are executed for a whole warp once all of its lanes have reached them. Part of `machine.cpp`.
 
 int offset_of(const MachineOperand &o, int thread, int value) {
     int offset = 0;
@@ -9,7 +9,7 @@ int offset_of(const MachineOperand &o, int thread, int value) {
 
 int value_count(const MachineOperand &o) { return o.values[0].size * o.values[1].size * o.values[2].size; }
 
-// A number in registers: floats and integers are both exact in what they are given back as.
+// A number in registers: floats are exact in `real`, integers in `whole`.
 struct Number { double real; int64_t whole; };
 
 Number number_at(const MachineOperand &o, const void *registers, int value) {
@@ -52,7 +52,7 @@ std::vector<Number> gather(const MachineProduct &row, const MachineOperand &o, i
     return matrix;
 }
 
-// The products of a warp: one, or as many as groups of lanes are in it, side by side.
+// The products of a warp: one, or one for each group of lanes.
 void multiply(int first) {
     const MachineProduct &row = *(const MachineProduct *)fibers[first].row;
     for (int group = first; group < first + (row.lanes < WARP ? WARP / 2 : 1); group += 4) {
@@ -73,7 +73,7 @@ void multiply(int first) {
     }
 }
 
-// Matrices of 16-bit elements move to registers: from the rows that lanes point at, or from registers.
+// Move matrices of 16-bit elements between registers, or between registers and the rows that lanes point at.
 void move_matrices(int first) {
     const MachineMove &row = *(const MachineMove *)fibers[first].row;
     std::vector<uint16_t> matrix(row.from.rows * row.from.columns);
@@ -96,7 +96,7 @@ void wait_at_atom(void (*act)(int), const void *row, int line) {
     f.act = nullptr;
 }
 
-// All lanes of a warp are at one atom. False after a failure.
+// Execute the atom that all lanes of a warp have reached. False after a failure.
 bool act_together(int first, int count) {
     if (count != WARP) return fail_waiting(LANE, first, -1), false;
     for (int k = 1; k < count; k++)
@@ -106,7 +106,7 @@ bool act_together(int first, int count) {
     return true;
 }
 
-// Warps have met: each knows what the others did before.
+// Join the clocks of warps that have met: each then knows what the others did before.
 void join_warps(const std::vector<int> &warps) {
     for (int w : warps) known[w][w] = ++turns[w];
     std::vector<int> all(turns.size(), 0);
@@ -116,8 +116,8 @@ void join_warps(const std::vector<int> &warps) {
     for (int w : warps) known[w] = all;
 }
 
-// Let the threads of a block, from the one with a number on, go on that wait at a barrier of a part of it, where they
-// are all. True if any went on.
+// Release the threads of the block from thread `first` on that wait at a barrier of a part of the block which all
+// threads of the part have reached. True if any were released.
 bool advance_parts(int first) {
     bool moved = false;
     for (int number = 1; number < 16; number++) {

@@ -1,5 +1,5 @@
-// Atoms for kernels that run on the CPU. The tables of the atoms, and a function for each, are generated from the rows
-// that the printer has: gather from the lanes by their layouts, multiply or move matrices, scatter.
+// Atoms for kernels that run on the CPU. `emulated_atoms.py` generates a table and a function for each atom, which
+// gathers operands from the lanes by their layouts, multiplies or moves matrices, and scatters the result.
 #pragma once
 
 enum MachineFormat { HALF, BFLOAT, TENSOR_FLOAT, FLOAT, DOUBLE, BYTE, UNSIGNED_BYTE, INTEGER, BITS };
@@ -12,7 +12,7 @@ struct MachineOperand {  // (thread, value) -> row + column * rows, by modes, th
 struct MachineProduct { MachineOperand total, left, right; int lanes; MachineMode lane[2]; };
 struct MachineMove { MachineOperand to, from; };
 
-struct TensorMap {  // what the machine takes for one: 128 bytes; dimensions with the fastest first, strides in bytes
+struct TensorMap {  // the emulator's encoding, in 128 bytes: the fastest dimension first, strides in bytes
     char *base;
     long long stride[5];
     int extent[5];

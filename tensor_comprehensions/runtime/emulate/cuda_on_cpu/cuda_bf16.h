@@ -1,4 +1,4 @@
-// bfloat16 as CUDA has it, for kernels that run on the CPU. Only what the printer uses.
+// CUDA's bfloat16 for kernels that run on the CPU; only what the printer uses.
 #pragma once
 
 struct __nv_bfloat16 { unsigned short bits; };
@@ -16,7 +16,7 @@ inline __nv_bfloat16 __float2bfloat16(float x) {
 }
 inline __nv_bfloat16 __double2bfloat16(double x) {
     float narrow = (float)x;
-    if (narrow == narrow && (double)narrow != x && x - x == 0) {  // to odd, so that the second rounding is the only one
+    if (narrow == narrow && (double)narrow != x && x - x == 0) {  // round to odd, so that rounding twice is safe
         unsigned bits;
         __builtin_memcpy(&bits, &narrow, 4);
         bits -= __builtin_fabs((double)narrow) > __builtin_fabs(x);

@@ -1,4 +1,4 @@
-// Half-precision numbers as CUDA has them, for kernels that run on the CPU. Only what the printer uses.
+// CUDA's half-precision numbers for kernels that run on the CPU; only what the printer uses.
 #pragma once
 
 struct __half { _Float16 value; };

@@ -1,4 +1,4 @@
-// Copies past the registers, for kernels that run on the CPU: the data land when their group is waited for.
+// Asynchronous copies (cp.async) for kernels that run on the CPU: data arrive when their group is waited for.
 #pragma once
 
 inline void __pipeline_memcpy_async(void *shared, const void *global, unsigned long bytes) {

@@ -1,5 +1,5 @@
-// What CUDA C++ has beyond C++, for a kernel that runs on the CPU: each thread is a fiber of `machine.cpp`.
-// The compiler reports every access to memory to the machine (`-fsanitize=thread,bounds`), so that the kernel's text
+// CUDA's extensions of C++, for a kernel that runs on the CPU: each thread is a fiber of `machine.cpp`.
+// The compiler reports every access to memory to the machine (`-fsanitize=thread,bounds`), so that the kernel's source
 // stays as it is.
 #pragma once
 
@@ -65,7 +65,7 @@ inline float __int_as_float(int bits) {
     return value;
 }
 
-// `change` of an element, which the machine knows as one access.
+// Apply `change` to an element, as one access for the machine.
 template <class T, class F> inline T machine_updated(T *place, F change) {
     T old, changed;
     unsigned long long bits = machine_atomic(place, sizeof(T));

@@ -1,5 +1,5 @@
-// The machine that CUDA kernels run on here: threads of a block are fibers, which change places at barriers and
-// shuffles. Every access to memory is looked up in shadow cells, which know who touched an element last and when.
+// An emulator that runs CUDA kernels on the CPU: threads of a block are fibers, which are switched at barriers and
+// shuffles. Every access to memory is checked in shadow cells, which record who touched an element last and when.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -25,8 +25,8 @@ struct Region {  // a tensor
     char *begin;
     int64_t bytes;
     int64_t grain;    // bytes of an element
-    int64_t defined;  // whether its contents are
-    int64_t free;     // whether no race is looked for
+    int64_t defined;  // whether its contents are defined
+    int64_t free;     // whether races are not reported
 };
 
 enum Kind {
@@ -41,13 +41,13 @@ struct Failure {
     int64_t thread, block, other_thread;  // linear numbers; -1: unknown
     int64_t other_block, line, other_line;
     int64_t address;  // in the kernel's code, relative to where it is loaded; 0: `line` tells
-    char text[96];  // OutOfBounds: a type; else what goes on by itself, or what is missing
+    char text[96];  // SUBSCRIPT: a type; else an asynchronous operation, or what is missing
 };
 
 extern "C" {
 Place machine_place;
 Failure machine_failure;
-int machine_asynchronous;  // whether something goes on by itself, which barriers of the block do not wait for
+int machine_asynchronous;  // whether there are asynchronous operations, which barriers of the block do not wait for
 int machine_parts;  // whether parts of a block have barriers of their own
 int64_t machine_counts[3];  // accesses to tensors, accesses to shared memory, threads that waited at barriers
 }
@@ -58,7 +58,7 @@ struct Cell {
     int32_t writer = -1, write_epoch = -1, write_turn = -1;
     int32_t reader = -1, read_epoch = -1, read_turn = -1, read_block = -1;
     int32_t fences = 0;  // of the writer, before it wrote
-    int32_t list = -1;  // of readers by warp, where several warps read and parts of the block meet
+    int32_t list = -1;  // of readers by warp, if several warps read and parts of the block have barriers
     bool atomic = false, defined = false;
 };
 const int MANY = -2;
@@ -75,10 +75,10 @@ struct Memory {
 
 struct Copy { char *shared; const char *global; int bytes, given; };
 
-// Registers that products of a group read, or are the sums of, which the thread may not touch.
+// Registers that products in flight read or accumulate into, which the thread may not touch.
 struct Held { char *begin; int bytes, group; bool sums; };
 
-// An access to shared memory by what goes on by itself: by which clock, and in which of its turns.
+// An asynchronous access to shared memory, with its clock and turn.
 struct Span { const char *begin, *end; int clock, turn; Action action; };
 
 enum State { READY, AT_BARRIER, AT_CLUSTER, AT_PART, IN_WARP, AT_PHASE, IN_GROUP, DONE };
@@ -95,11 +95,11 @@ struct Fiber {
     std::vector<std::vector<Copy>> groups;
     uint64_t words[3] = {0, 0, 0};  // of a product: descriptors, and whether it adds
     std::vector<Held> held;
-    std::vector<int> fences;      // when, in turns of its warp, it made stores known to what goes on by itself
+    std::vector<int> fences;      // the turns of its warp in which it fenced stores for asynchronous reads
     std::vector<int> box_groups;  // the turns that end its groups of stores of boxes
 };
 
-// A block of a cluster: its shared memory, while another one has its place, and what others have done to that.
+// A block of a cluster: its shared memory while another block is active, and the accesses of other blocks to it.
 struct Block {
     std::vector<char> bytes;
     std::vector<Cell> cells;
@@ -110,15 +110,15 @@ struct Block {
 
 std::vector<Memory> memories;  // shared memory last
 std::vector<Block> blocks;     // of the cluster that runs
-int active_block;              // whose shared memory is in its place
+int active_block;              // whose shared memory is at the address for it
 int block_threads;             // of each block of the cluster; fibers are those of all
 std::vector<Fiber> fibers;
 std::vector<int> turns;  // of each warp: how often its threads have met
 std::vector<Reader> readers;  // the lists of this epoch: a reader of each warp, or SOME
-std::vector<std::vector<int>> known;  // of each warp: how many turns of each other lie before what it does
+std::vector<std::vector<int>> known;  // the vector clock of each warp: how many turns of others it knows
 std::vector<Span> spans;  // of the active block
 int current, block_number, epoch, warp_count;
-bool scheduling;  // no thread runs
+bool scheduling;  // whether the scheduler runs, not a thread
 void *main_stack;
 #if !defined(__x86_64__)
 ucontext_t main_context;
@@ -177,10 +177,10 @@ void prepare(Fiber &f, char *top, void (*start)()) {
 }
 #endif
 
-// The number, in the cluster, of the block of a thread.
+// The rank in the cluster of the block of a thread.
 int rank_of(int thread) { return thread / block_threads; }
 
-// Put the shared memory of a block where its code finds it: all blocks have it at the same addresses.
+// Make a block active: swap in its shared memory, which all blocks have at the same address.
 void enter_block(int rank) {
     if (rank == active_block) return;
     Memory &shared = memories.back();
@@ -216,7 +216,7 @@ Failure &start_failure(Kind kind, int thread, const void *address) {
     return f;
 }
 
-// Record a failure unless there is one; the current thread runs no further.
+// Leave the current thread for good, after a failure; returns only to the scheduler.
 void stop() {
     if (!scheduling) leave(fibers[current]);
 }
@@ -236,12 +236,12 @@ int block_of(int thread) { return thread / (int)fibers.size(); }
 // The warp of a thread, or of several that are `SOME` of it.
 int warp_of(int thread) { return thread <= SOME ? SOME - thread : thread % (int)fibers.size() / WARP; }
 
-// Whether what another thread did in this epoch comes before what the current one does, because their warps met between.
+// Whether an access of another thread in this epoch happened before the current one, because their warps met since.
 bool in_order(int thread, int turn) {
     return thread != MANY && thread != -1 && turn < known[current / WARP][warp_of(thread)];
 }
 
-// Remember that `me` reads: alone, with others of its warp, or with other warps.
+// Record that `me` reads: alone, with others of its warp, or with other warps.
 void note_reader(Cell &c, int me) {
     int mine = current / WARP, turn = turns[mine];
     if (c.read_epoch == epoch && c.reader == MANY) {
@@ -267,7 +267,7 @@ void note_reader(Cell &c, int me) {
     c.read_turn = turn;
 }
 
-// Whether a reader in this epoch does not come before what `me` does.
+// Whether a read in this epoch is not ordered before the access of `me`.
 bool is_read_apart(const Cell &c, int me) {
     if (c.read_epoch != epoch || c.reader == me || c.reader == -1) return false;
     if (c.reader != MANY || c.list < 0) return !in_order(c.reader, c.read_turn);
@@ -321,7 +321,7 @@ void visit(int region, int64_t index, Action action, const void *address) {
 
 bool meets_span(int warp, const char *p, int64_t bytes, Action action, const void *address, int line);
 
-// The thread's own memory: but registers that products use it may not touch.
+// Check an access to the thread's own memory: it may not touch registers that products in flight use.
 void touch_own(const char *p, int bytes, Action action, const void *address) {
     for (const Held &h : fibers[current].held) {
         if (p >= h.begin + h.bytes || p + bytes <= h.begin || (action == READ && !h.sums)) continue;
@@ -351,7 +351,7 @@ void touch(const void *place, int bytes, Action action, const void *address) {
         Failure &f = start_failure(OUTSIDE, current, address);
         f.action = action;
         int64_t nearest = INT64_MAX;
-        for (int n = 0; n < (int)memories.size(); n++) {  // whose end, or beginning, is closest
+        for (int n = 0; n < (int)memories.size(); n++) {  // the one whose end or beginning is closest
             int64_t apart = p < memories[n].begin ? memories[n].begin - p : p + bytes - memories[n].end;
             if (memories[n].begin != memories[n].end && apart < nearest && apart < (1 << 20)) {
                 nearest = apart;
@@ -388,7 +388,7 @@ void wait_at(State state, int line) {
 #include "atoms.cpp"
 #include "async.cpp"
 
-// All lanes of a warp are at one shuffle, atom or barrier: give each its value. False after a failure.
+// Execute the shuffle, atom or barrier that all lanes of a warp have reached. False after a failure.
 bool meet(int first, int count) {
     enter_block(rank_of(first));
     for (int k = 1; k < count; k++)
@@ -410,14 +410,14 @@ bool meet(int first, int count) {
     return true;
 }
 
-// Let a warp go on whose lanes all wait at the same place. True if it went on.
+// Release a warp whose lanes all wait at the same line. True if it was released.
 bool advance_warp(int first) {
     int count = 0, waiting = 0;
     for (int k = first; k < (int)fibers.size() && k < first + WARP; k++, count++) waiting += fibers[k].state == IN_WARP;
     return waiting == count && meet(first, count);
 }
 
-// Let threads go on that all wait at the same barrier: of their block, or of the cluster. True if they went on.
+// Release `n` threads if all wait at the same barrier, of their block or of the cluster. True if they were released.
 bool advance_together(State state, int first, int n) {
     for (int k = first; k < first + n; k++)
         if (fibers[k].state != state) return false;
@@ -436,7 +436,7 @@ bool advance_together(State state, int first, int n) {
     return true;
 }
 
-// A thread of another block, or of its own, reaches shared memory of a block.
+// Check that the current thread may access shared memory of a block of its cluster, and record the access.
 void reach_block(int rank, int line) {
     bool exists = rank >= 0 && rank < (int)blocks.size();
     if (!exists || !blocks[rank].left) {
@@ -447,7 +447,7 @@ void reach_block(int rank, int line) {
     if (rank != rank_of(current)) blocks[rank].reached[current / WARP] = turns[current / WARP];
 }
 
-// All threads of a block have ended: they must know of what others have done to its shared memory.
+// Check, once all threads of a block have ended, that they knew of the accesses of others to its shared memory.
 void end_block(int rank) {
     for (int w = 0; w < warp_count; w++) {
         int knows = 0;
@@ -460,9 +460,9 @@ void end_block(int rank) {
     }
 }
 
-// Nobody can go on: say who waits, and for whom.
+// No thread can run: report one that waits, and for what.
 void fail_deadlock() {
-    for (int round = 0; round < 3; round++)  // first phases that lack bytes only, those that some have come to, all
+    for (int round = 0; round < 3; round++)  // phases that lack only bytes, then those with arrivals, then all
         for (int k = 0; k < (int)fibers.size(); k++) {
             if (fibers[k].state != AT_PHASE) continue;
             for (const Mbarrier &b : barriers) {
@@ -484,7 +484,7 @@ void fail_deadlock() {
     fail_waiting(other >= 0 && fibers[other].state == DONE ? EXITED : DEADLOCK, waiting, other);
 }
 
-// Run the blocks of a cluster, or the one block, the first of which has the coordinates `place`.
+// Run the blocks of a cluster, or a single block. place: the coordinates of the first.
 void run_cluster(Coordinates threads, Coordinates place) {
     int n = (int)fibers.size(), done = 0;
     Memory &shared = memories.back();
@@ -543,7 +543,7 @@ void run_cluster(Coordinates threads, Coordinates place) {
     if (!boxes.empty()) fail_at(MISUSE, boxes[0].to, 0, -1, "a copy is under way when the block ends");
 }
 
-// The memory of the thread-local variables, which shared arrays are, of the object that has the address.
+// Find the thread-local variables, which shared arrays are, of the library that contains the address `code`.
 struct Search { const char *code; char *begin; size_t bytes; char *base; };
 int look(dl_phdr_info *info, size_t, void *data) {
     Search *s = (Search *)data;
@@ -662,7 +662,7 @@ void machine_wait(int left) {
     }
 }
 
-// --- what goes on by itself
+// --- asynchronous operations
 
 void machine_barrier_init(const void *at, int arrivals, int line) {
     if (!inside_shared(at, 8, line)) return;
@@ -764,7 +764,7 @@ unsigned machine_elect() { return current % WARP == 0; }
 
 unsigned machine_shared_offset(const void *at) { return (const char *)at - memories.back().begin; }
 
-// Static arrays of other kernels of this library may lie before: bits of the place beyond a block's memory are kept.
+// Static arrays of other kernels of this library may come first: bits of the offset beyond a block's memory are kept.
 unsigned long long machine_descriptor(unsigned long long offset, int leading, int stride, int mode) {
     return (offset & 0x3ffff) >> 4 | (unsigned long long)leading << 16 | (unsigned long long)stride << 32 |
            (offset >> 18 & 0x3ff) << 52 | (unsigned long long)mode << 62;
@@ -800,7 +800,7 @@ void __ubsan_handle_out_of_bounds_abort(OutOfBounds *data, unsigned long index) 
     __ubsan_handle_out_of_bounds(data, index);
 }
 
-// The tensors of a module whose kernels `machine_run` runs next.
+// Set the tensors of the module whose kernels `machine_run` runs next.
 void machine_load(const Region *regions, int count) {
     memset(machine_counts, 0, sizeof machine_counts);
     memories.assign(count + 1, Memory());
@@ -816,7 +816,7 @@ void machine_load(const Region *regions, int count) {
     }
 }
 
-// The numbers of threads, which count on over the blocks of a cluster, as those in their blocks.
+// Convert numbers of threads, which count over all blocks of a cluster, to those in their blocks.
 static void number_by_block(Failure &f) {
     int size = (int)blocks.size();
     if (size == 1 || f.block < 0) return;
@@ -836,7 +836,7 @@ int machine_run(void (*kernel)(void **), void **addresses, int count, const unsi
     arguments = addresses;
     argument_count = count;
     for (Memory &m : memories)
-        for (Cell &c : m.cells) {  // who touched it in the kernel before does not matter
+        for (Cell &c : m.cells) {  // forget who touched it in the kernel before
             bool defined = c.defined;
             c = Cell();
             c.defined = defined;
