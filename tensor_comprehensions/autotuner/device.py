@@ -53,10 +53,10 @@ def parse_device(name: object) -> TuningDevice:
 
 
 def _parse_processor_range(part: str) -> range:
-    """The processors of "3" or "0-3"; a range ends at most `MOST` after its first."""
+    """The processors of "3" or "0-3"; at most `MOST` of them."""
     first, dash, last = part.partition("-")
     low, high = (int(n) if len(n) <= DIGITS else 10**DIGITS for n in (first, last if dash else first))
-    return range(low, min(high, low + MOST) + 1)
+    return range(low, min(high + 1, low + MOST))
 
 
 def parse_devices(names: Sequence[object]) -> tuple[TuningDevice, ...]:

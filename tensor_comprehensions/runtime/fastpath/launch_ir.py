@@ -1,8 +1,8 @@
 """The LLVM assembly of calls that need no Python: finding a cached call for the arguments, and launching its kernel.
 
-A call cache is five words: the address of a table of cached calls (their count, then their addresses), the address of
-the kinds of the arguments, the number of calls that are reading the table, and two unused words. For an argument the
-stack has a borrowed handle, which is the address of a C++ tensor, or a number, depending on its kind:
+A call cache is three words: the address of a table of cached calls (their count, then their addresses), the address of
+the kinds of the arguments, and the number of calls that are reading the table. For an argument the stack has a borrowed
+handle, which is the address of a C++ tensor, or a number, depending on its kind:
 
     0  a tensor
     1  an integer that is part of the kernel: its value
@@ -25,7 +25,7 @@ from enum import IntEnum
 
 from ..cpu.huge_pages import ADVICE, HUGE, LARGE
 
-CALL_CACHE_WORDS = 5
+CALL_CACHE_WORDS = 3
 MAX_PARAMETERS = 8
 """The maximum number of sizes that a cached call may leave open."""
 ANY = -(1 << 63)
