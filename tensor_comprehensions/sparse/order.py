@@ -65,7 +65,8 @@ def choose_order(
         if best is None or cost < best[0]:
             best = cost, order
     if best is None:
-        raise CannotLower(f"there is no order of loops with {', '.join(wanted)} from the outside in")
+        reason = "; elements need all of their terms at once, so reduced loops are innermost" if needs_all_terms else ""
+        raise CannotLower(f"there is no order of loops with {', '.join(wanted)} from the outside in{reason}")
     wrong_paths = [p.access.tensor for p in paths if not is_walkable_in_order(p, best[1], free_first)]
     if wrong_paths and not options.convert:
         raise CannotLower(f"{', '.join(wrong_paths)} would have to be converted, which the options rule out")
@@ -134,9 +135,9 @@ def _stored_as(path: Path, format: Format) -> Path:
 
 
 def _stores_nonzero_results(nest: Nest) -> bool:
-    """Whether a sparse result stores the elements that are not 0 after all terms, as with dense operands only.
+    """Whether a sparse result stores the elements that are not 0 after all terms, and needs the terms that are 0.
 
-    A sum may leave out the terms that are 0. A minimum, maximum or product may not.
+    That is so for minima, maxima and products of dense operands only. A sum may leave out terms that are 0.
     """
     return not nest.paths and nest.statement.reduction not in (None, "+")
 
