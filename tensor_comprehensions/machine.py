@@ -155,7 +155,7 @@ GPU_ASYNC_COPY_BYTES = (4, 8, 16)
 GPU_MEMORY_LATENCY_CYCLES = 800
 """Latency of global memory, at the upper end of what public microbenchmarks report."""
 GPU_PENDING_BYTES_PER_THREAD = 16
-"""Bytes of loads in flight per thread that only adds up what it loads."""
+"""Bytes of loads in flight per thread, if the thread only adds up loaded values."""
 GPU_LAUNCH_SECONDS = 3e-6
 """Idle time between two kernels: from the last blocks of one until the next fills the processors. An estimate."""
 GPU_MAX_GRID = (1 << 31) - 1

@@ -255,7 +255,7 @@ class TileOptions:
 
 
 _MULTIPLES = (16, 8, 16)
-"""What the rows, columns and terms of a tile must be multiples of."""
+"""Divisors of the rows, columns and terms of a tile."""
 
 
 GpuOptions: TypeAlias = MappingOptions | TileOptions

@@ -30,7 +30,7 @@ class TCError(Exception):
         message: the mistake, in one sentence.
         source: the TC text, if the mistake is in it.
         span: the position in `source`.
-        expected, found: what was expected and what was found, or empty.
+        expected, found: the expected and the found thing, as text; empty if there is nothing to say.
         suggestion: how to fix it, or empty.
     """
 

@@ -370,7 +370,7 @@ class Window:
     `spare` last ones; the verifier proves that the window is within it. `buffer` may have another shape for the same
     elements, unless its other dimensions are dynamic. A source without dynamic dimensions is viewed as a whole, in
     another shape. All statements of a kernel must access the source through windows of one name, so that emitters know
-    from names alone what a store may change.
+    from names alone which buffers a store may change.
     """
 
     buffer: Buffer
@@ -498,7 +498,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class CheckSite:
-    """What a `Check` tests: an index along `dimension` of `tensor`, with `extent` elements from `origin` on."""
+    """The test of a `Check`: an index along `dimension` of `tensor`, with `extent` elements from `origin` on."""
 
     tensor: str
     dimension: int

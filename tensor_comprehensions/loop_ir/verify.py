@@ -288,7 +288,7 @@ def _verify_loop(s: Loop, place: _Place) -> None:
         s.step > 0 and s.grain > 0 and s.vector_factors[0] > 0 and s.vector_factors[1] >= 0,
         f"bad step, grain or factor of loop {s.var}",
     )
-    known = replace(s, start=_start_of_nonempty(s))
+    known = replace(s, start=_start_where_body_runs(s))
     inner = place.bind(s.var, _INDEX, place.scope.in_loop(known), s.start, s.stop)
     if inner.threads is not None:
         _require(s.kind in (LoopKind.SERIAL, LoopKind.UNROLLED), f"loop {s.var} of a launch is {s.kind.value}")
@@ -301,8 +301,8 @@ def _verify_loop(s: Loop, place: _Place) -> None:
     _verify_stmt(s.body, inner)
 
 
-def _start_of_nonempty(s: Loop) -> Expr:
-    """The start of a loop if its body runs: that of min(start, stop) .. stop, which is never negative, is `start`."""
+def _start_where_body_runs(s: Loop) -> Expr:
+    """A lower bound of the variable where the body runs: `start` for a loop over min(start, stop) .. stop."""
     match s.start:
         case Binary("min", start, stop) if stop == s.stop:
             return start

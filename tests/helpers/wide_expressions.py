@@ -141,30 +141,30 @@ class ExpressionWriter:
                 continue
             if a >= lo and b <= hi:
                 found += [name] * 6
-            found += self._shifted(name, lo - a, hi - b)
-            found += self._shifted(f"-{name}", lo + b - 1, hi - 1 + a)
+            found += self._shift_subscript(name, lo - a, hi - b)
+            found += self._shift_subscript(f"-{name}", lo + b - 1, hi - 1 + a)
             s = self.r.choice((2, 3))
-            found += self._shifted(f"{s}*{name}", lo - s * a, hi - 1 - s * (b - 1))
+            found += self._shift_subscript(f"{s}*{name}", lo - s * a, hi - 1 - s * (b - 1))
             d = self.r.choice((2, 3, 4))
-            found += self._shifted(f"{name}/{d}", lo - a // d, hi - 1 - (b - 1) // d)
-            found += self._shifted(f"{name}%{d}", lo, hi - d)
+            found += self._shift_subscript(f"{name}/{d}", lo - a // d, hi - 1 - (b - 1) // d)
+            found += self._shift_subscript(f"{name}%{d}", lo, hi - d)
             if "s" in self.scalars:
                 v = self.scalars["s"]
-                found += self._shifted(f"s*{name}", lo - v * a, hi - 1 - v * (b - 1))
+                found += self._shift_subscript(f"s*{name}", lo - v * a, hi - 1 - v * (b - 1))
         names = [n for n, (a, b) in env.items() if b > a]
         if len(names) > 1:
             n, m = self.r.sample(names, 2)
             (a, b), (c, d) = env[n], env[m]
-            found += self._shifted(f"{n} + {m}", lo - a - c, hi + 1 - b - d)
-            found += self._shifted(f"{n} - {m}", lo - a + d - 1, hi - b + c)
-            found += self._shifted(f"2*{n} + {m}", lo - 2 * a - c, hi + 2 - 2 * b - d)
+            found += self._shift_subscript(f"{n} + {m}", lo - a - c, hi + 1 - b - d)
+            found += self._shift_subscript(f"{n} - {m}", lo - a + d - 1, hi - b + c)
+            found += self._shift_subscript(f"2*{n} + {m}", lo - 2 * a - c, hi + 2 - 2 * b - d)
         if not found or self.chance(0.06):
             found = [self.number(self.r.randint(lo, hi - 1))]
         if self.chance(0.1) and (gathered := self._gather(env, lo, hi)):
             return gathered
         return self.r.choice(found)
 
-    def _shifted(self, text: str, least: int, most: int) -> list[str]:
+    def _shift_subscript(self, text: str, least: int, most: int) -> list[str]:
         if least > most:
             return []
         c = 0 if least <= 0 <= most and self.chance(0.5) else self.r.randint(least, most)
@@ -194,14 +194,14 @@ class ExpressionWriter:
     def read(self, env: Env, names: Sequence[str] | None = None) -> Value:
         tensors = [self.known[n] for n in names] if names else list(self.known.values())
         t = self.r.choice(tensors)
-        if env and t.bounds and self.chance(0.15) and (guarded := self._guarded(t, env)):
+        if env and t.bounds and self.chance(0.15) and (guarded := self._guard_read(t, env)):
             return guarded
         text = self.plain_read(t, env)
         if text is None:
             return Value("2", None, 2)
         return Value(text, t.dtype, t.size, t.unit)
 
-    def _guarded(self, t: Known, env: Env) -> Value | None:
+    def _guard_read(self, t: Known, env: Env) -> Value | None:
         conditions, subscripts = [], []
         for lo, hi in t.bounds:
             name = self.r.choice(list(env))
@@ -223,13 +223,13 @@ class ExpressionWriter:
         a = self.value(env, depth - 1)
         kind = self.r.random()
         if kind < 0.2:
-            return self.bounded(self.unary(a))
+            return self.clamp(self.unary(a))
         if kind < 0.35:
             condition = self.condition(env, depth - 1)
             return self.select(condition, a, self.value(env, depth - 1))
         if kind < 0.42:
             return self.cast(a, self.dtype())
-        return self.bounded(self.binary(a, self.value(env, depth - 1)))
+        return self.clamp(self.binary(a, self.value(env, depth - 1)))
 
     def leaf(self, env: Env) -> Value:
         if self.chance(0.75):
@@ -316,7 +316,7 @@ class ExpressionWriter:
         unit = v.unit if v.is_float else 1.0
         return Value(f"{to}({v.text})", to, v.size, unit)
 
-    def bounded(self, v: Value) -> Value:
+    def clamp(self, v: Value) -> Value:
         """`v`, clamped where its sums might not be exact any more."""
         if not v.is_float:
             return v

@@ -74,7 +74,7 @@ class ProgramWriter(ExpressionWriter):
             return v
         if dtype.is_float and not v.is_float:
             v = self.arithmetic(v)
-        return self.cast(self.bounded(v), dtype)
+        return self.cast(self.clamp(v), dtype)
 
     def define(self, t: Known) -> None:
         self.known[t.name] = t
@@ -83,7 +83,7 @@ class ProgramWriter(ExpressionWriter):
         """A let, which the rest of the statement may read as if it were a 0-D tensor."""
         if not self.chance(0.12):
             return []
-        v = self.bounded(self.value(env, 1))
+        v = self.clamp(self.value(env, 1))
         if v.dtype is None or v.is_bool:
             return []
         self.known["v"] = Known("v", v.dtype, (), v.size, v.unit)
@@ -253,12 +253,12 @@ class ProgramWriter(ExpressionWriter):
             v = self.finish(other, t.dtype)
             self.add(f"{element} = {t.dtype}({v.text})", env)
         elif kind < 0.85:
-            v = self.finish(self.bounded(other), t.dtype)
+            v = self.finish(self.clamp(other), t.dtype)
             op = self.r.choice(("+", "max", "min"))
             self.add(f"{element} {op}= {t.dtype}({v.text})", env)
             v = Value("", t.dtype, v.size + t.size, min(v.unit, t.unit))
         else:
-            v = self.finish(self.bounded(other), t.dtype)
+            v = self.finish(self.clamp(other), t.dtype)
             op = self.r.choice(("+", "max", "min"))
             self.add(f"{element} {op}=! {t.dtype}({v.text})", env)
         size = v.size if t.dtype.is_float else inf
@@ -324,7 +324,7 @@ class ProgramWriter(ExpressionWriter):
         self.define(Known(name, dtype, bounds, size, value.unit, written=True))
 
     def _small(self, dtype: DType, env: Env) -> Value:
-        v = self.finish(self.bounded(self.value(env, 1)), dtype)
+        v = self.finish(self.clamp(self.value(env, 1)), dtype)
         if dtype.is_float and not self.smooth:
             return Value(f"{dtype}(min(max(floor({v.text}), -4), 4))", dtype, 4)
         return Value(f"{dtype}({v.text})", dtype, v.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import pytest
 
@@ -196,7 +197,7 @@ def test_extended_groups_are_those_that_isl_schedules(source: str, monkeypatch: 
     assert extended == groups()
 
 
-def schedule_source(source: str) -> tuple[Scop, tuple]:  # type: ignore[type-arg]
+def schedule_source(source: str) -> tuple[Scop, Any]:
     (function,) = compile_source(source)
     sizes = dict.fromkeys(["N", "D", "K", "A", "B", "C", "O", "P"], 40)
     f = collapse(legalize(bind(function, {k: v for k, v in sizes.items() if f"{k}" in source})))

@@ -303,10 +303,10 @@ def _multiplies_in_some_iteration(s: ir.Loop, scope: PrintScope) -> bool:
 
 
 def _count_product_stages(s: ir.Loop) -> int:
-    """How many stages of shared memory a loop of nothing but products walks through; 1 where it does more.
+    """The number of stages of shared memory over which a loop of products only iterates; 1 for other loops.
 
-    Unrolled by as many, it finds each stage at a constant. Compilers would unroll short loops completely, and then
-    start products from zeros that are in no registers yet.
+    Unrolled by this number, the loop has constant addresses of stages. Without a number, NVVM unrolls short loops
+    completely, and the assembler then adds a `warpgroup.arrive` for the zeros that the sums begin with.
     """
     inside = list(walk_stmts(s.body))
     if not all(isinstance(x, ir.Block | ir.If | ir.Invoke) for x in inside):
@@ -473,7 +473,7 @@ def _declare_shared(buffer: ir.Buffer, array: str, pointer: str, scope: PrintSco
 
 
 def _define_matrix_bases(buffer: ir.Buffer, body: ir.Stmt, scope: PrintScope) -> tuple[list[str], PrintScope]:
-    """The lines that define the places in a buffer from which `body` counts matrices, where these are known before."""
+    """Define the bases of matrices in a buffer that do not depend on loops inside `body`; return lines and scope."""
     lines: list[str] = []
     whole = print_element(buffer, (build.const(0),) * len(buffer.shape), scope).text
     for base in _list_matrix_bases(buffer, body):
@@ -495,7 +495,7 @@ def _print_matrix_base(buffer: ir.Buffer, base: tuple[ir.Expr, ...], scope: Prin
 
 
 def _list_matrix_bases(buffer: ir.Buffer, body: ir.Stmt) -> list[tuple[ir.Expr, ...]]:
-    """The places in a buffer from which products of warpgroups count the addresses of matrices."""
+    """The bases of the `wgmma` operands in a buffer, as indices (`split_matrix_address`)."""
     calls = ((s, INTRINSICS[s.name]) for s in walk_stmts(body) if isinstance(s, ir.Invoke) and s.name in INTRINSICS)
     operands = (s.operands[n] for s, known in calls for n in known.described)
     return [*dict.fromkeys(split_matrix_address(b, where).base for b, where in operands if b == buffer)]

@@ -221,14 +221,14 @@ def _emit_mask_operand(values: ValueContext, mask: Expr | None, lanes: int) -> t
 
 
 def from_memory(b: HoistingBuilder, raw: str, type: Type) -> str:
-    """A loaded value as it is in registers: bools become one bit."""
+    """Convert a loaded value to its type in registers: bytes of bools become single bits."""
     if type.dtype != BOOL:
         return raw
     return b.define(f"icmp ne {vector_type('i8', type.lanes)} {raw}, {splat_constant('0', 'i8', type.lanes)}", (raw,))
 
 
 def to_memory(b: HoistingBuilder, value: str, type: Type) -> str:
-    """A value as it is in memory: bools become one byte, 0 or 1."""
+    """Convert a value to its type in memory: bools become bytes, 0 or 1."""
     if type.dtype != BOOL:
         return value
     return b.define(f"zext {vector_type('i1', type.lanes)} {value} to {vector_type('i8', type.lanes)}", (value,))

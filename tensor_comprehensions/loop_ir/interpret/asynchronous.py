@@ -259,7 +259,7 @@ class Asynchronous:
         return PhaseWait(b, phase, thread.number)
 
     def pass_wait(self, wait: PhaseWait) -> None:
-        """End a wait: the thread now knows what the arriving threads and landed copies knew."""
+        """End a wait: add the clocks of the arriving threads and completed copies to that of the thread."""
         wait.barrier.seen[wait.thread] = wait.phase
         row = self.known[wait.thread // WARP]
         np.maximum(row, wait.barrier.ended, out=row)

@@ -31,7 +31,7 @@ from .footprint import OUT, Box, Reference, ReferenceGroup, bounding_box, refere
 from .references import subscript_name
 
 FLOW_OPERATIONS = 100_000
-"""Limit of isl operations for finding a group's live-in elements: three times what the largest usual kernels need."""
+"""Limit of isl operations for finding a group's live-in elements: three times the most in usual kernels."""
 
 BARRIER_STATEMENT = Invoke(BARRIER, ())
 
