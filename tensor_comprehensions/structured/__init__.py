@@ -1,4 +1,4 @@
-"""One class of op (named iterators, affine operand maps, scalar body) lowered to register-tiled loop programs.
+"""Lowering of structured ops (named iterators, affine operand maps, scalar body) to register-tiled loop programs.
 
-Always holds: nothing here depends on isl; a schedule that does not apply is refused with a reason.
+Nothing here depends on isl. A schedule that does not apply raises CannotLower with the reason.
 """

@@ -1,4 +1,4 @@
-"""Which pair of operands to contract first."""
+"""Contraction paths: the order in which to contract the operands of an einsum, pair by pair."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from math import prod
 
 Labels = frozenset[str]
 EXACT = 9
-"""Most operands for which all orders are tried; the work triples with each operand."""
+"""Most operands for which all orders are compared; the work triples with each operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContractionPath:
-    """How to contract some operands, two results at a time.
+    """The order in which to contract operands, two at a time.
 
     Attributes:
-        steps: places of the two factors of each step; operands come first, then the results of the steps.
-        operations: multiplications in all.
-        memory: elements of all intermediate results.
+        steps: positions of the two factors of each step, in the list of all operands followed by all results so far.
+        operations: multiplications of all steps.
+        memory: elements of all intermediate results together.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -28,7 +28,7 @@ class ContractionPath:
 
 
 def best_path(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> ContractionPath:
-    """The order with the fewest multiplications, then the least memory; beyond `EXACT` operands a greedy guess."""
+    """The path with the fewest multiplications, then the least memory; greedy for more than `EXACT` operands."""
     pairs = (
         _find_optimal_pairs(operands, output, sizes)
         if len(operands) <= EXACT
@@ -38,7 +38,7 @@ def best_path(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, in
 
 
 Tree = tuple[int, ...]
-"""Which operands a result was made of, in order."""
+"""The positions of the operands that a result was computed from, in order."""
 
 
 def _find_optimal_pairs(
@@ -72,7 +72,7 @@ def _find_optimal_pairs(
 
 
 def _list_bipartitions(subset: Tree) -> Iterable[tuple[Tree, Tree]]:
-    """The ways to part a set in two, the first part having its first member."""
+    """All partitions of a set into two; the first part contains the first member."""
     first, *rest = subset
     for count in range(len(rest)):
         for others in combinations(rest, count):
@@ -113,7 +113,7 @@ def _build_path(
 
 
 def _kept_labels(subset: Tree, operands: Sequence[Labels], output: Labels) -> Labels:
-    """The labels of a result that something outside of it needs."""
+    """The labels that the result of contracting `subset` has: those of the output and of the other operands."""
     inside = frozenset().union(*(operands[n] for n in subset))
     outside = output.union(*(labels for n, labels in enumerate(operands) if n not in subset))
     return inside & outside if len(subset) > 1 else inside
@@ -136,9 +136,9 @@ def is_single_loop_cheaper(
     densities: Sequence[float],
     steps: Sequence[tuple[int, int]],
 ) -> bool:
-    """Whether one loop over the stored elements of sparse operands is cheaper than `steps`, whose results are dense.
+    """Whether one loop nest over the stored elements of sparse operands is cheaper than `steps` with dense results.
 
-    densities: the stored part of each operand.
+    densities: the stored fraction of each operand, 1 for dense ones.
     """
     together = _count_elements(frozenset().union(*operands), sizes)
     at_once = (len(operands) - 1) * together * prod(densities)
@@ -152,7 +152,7 @@ def _stepwise_cost(
     densities: Sequence[float],
     steps: Sequence[tuple[int, int]],
 ) -> float:
-    """The multiplications of all steps, and the elements of their results."""
+    """The multiplications of all steps plus the elements of their intermediate results."""
     trees: list[Tree] = [(n,) for n in range(len(operands))]
     stored = [*densities]
     total = 0.0

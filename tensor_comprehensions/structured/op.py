@@ -38,7 +38,12 @@ class Iterator:
 
 @dataclass(frozen=True, slots=True)
 class HalfSpace:
-    """Points where `sum of coefficient * iterator + rest >= 0`; `rest` is over variables of surrounding loops."""
+    """Points where `sum of coefficient * iterator + rest >= 0`.
+
+    Attributes:
+        terms: (iterator, coefficient) pairs.
+        rest: a scalar int64 expression over variables of surrounding loops.
+    """
 
     terms: tuple[tuple[str, int], ...]
     rest: Expr
@@ -50,11 +55,11 @@ class StructuredOp:
 
     Ops that only reduce, permute or copy have the constant 1 for `right`: see `memory_bound/`.
 
-    Every index expression is int64 arithmetic over `Var(iterator name)` and variables of surrounding loops. The
-    product's type is that of the accumulator; `left`, `right` and `initial` have it already, casts being explicit.
+    Every index expression is int64 arithmetic over `Var(iterator name)` and variables of surrounding loops. `left`,
+    `right` and `initial` have the accumulator's type, with explicit casts; factors in pairs have the type of a pair.
 
     Attributes:
-        name: prefix of the names that lowering invents; unique within a kernel.
+        name: prefix of the names that lowering generates; unique within a kernel.
         iterators: the domain; their names must not be bound around the op.
         output: the element that a point of the parallel iterators defines.
         left, right: the factors: pointwise expressions of (normally) one `Load` each.
@@ -62,10 +67,12 @@ class StructuredOp:
             it; None is zero.
         epilogue: the value stored, over the parallel iterators and `accumulator_var(dtype)`; None stores the sum.
         reduction: the combining operator; only "+" for products.
-        pairs: the reduction along which the factors are pairs of bfloat16 (`bf16_pairs.py`), whose two products are
-            summed at once; "" if they are not.
-        elements: conditions on parallel iterators; elements outside are not needed, but may be computed.
-        terms: products outside are not summed; the sum of an element without terms is zero.
+        pairs: the reduction along which the factors are pairs of bfloat16 (`bf16_pairs.py`), whose two products one
+            instruction adds; "" if the factors are no pairs.
+        elements: conditions on parallel iterators. Output elements that violate one are not needed, but may be
+            computed.
+        terms: conditions on all iterators. Products that violate one are not summed; an element without products
+            has the sum 0.
     """
 
     name: str
@@ -125,7 +132,7 @@ class StructuredOp:
         return prod(i.extent for i in self.iterators)
 
     def display_name(self, iterator: str) -> str:
-        """The displayed name of an iterator: that of the def's index, or of the fused indices."""
+        """The name of an iterator for users: the def's index, or fused indices joined by `_`."""
         own = iterator.removeprefix(internal_name(self.name, ""))
         joined = own.replace(SEPARATOR, "_")
         taken = joined != own and any(i.name in (joined, internal_name(self.name, joined)) for i in self.iterators)

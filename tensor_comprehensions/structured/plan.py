@@ -1,4 +1,4 @@
-"""A plan says how one structured op is tiled, packed and vectorized; lowering follows it to the letter."""
+"""Plans: how one structured op is tiled, packed and vectorized. Lowering makes no further choices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Side(Enum):
 
 
 class Edge(Enum):
-    """The code for the last tile of a loop if it is shorter than the others."""
+    """How the remainder tile of a loop is computed: the last tile, if it is shorter than the others."""
 
     PEELED = "code of its own, after the loop"
     BRANCH = "a branch in the loop"
@@ -25,7 +25,7 @@ class Edge(Enum):
 class TileLoop:
     """A loop over tiles of `size` points along an iterator; the last tile may be shorter.
 
-    edge: the code for that one; None peels it, except in loops that threads share, which branch.
+    edge: the code for the remainder tile. None is `PEELED` in serial loops and `BRANCH` in parallel ones.
     """
 
     iterator: str
@@ -35,7 +35,7 @@ class TileLoop:
 
 @dataclass(frozen=True, slots=True)
 class PackStep:
-    """Copy the part of a factor that the loops inside `levels[depth:]` read into a panel, before entering them."""
+    """Copy the part of a factor that the loops `levels[depth:]` read into a panel, before entering these loops."""
 
     side: Side
     depth: int
@@ -48,20 +48,21 @@ class Plan:
     Attributes:
         vector: the parallel iterator that runs along the lanes.
         lanes: scalars per vector.
-        levels: every parallel iterator at least once, its last level being its share of the register tile; a
-            reduction iterator may have one level, which blocks it for the caches.
+        levels: the tile loops. Every parallel iterator has at least one; the size of its last one is its share of
+            the register tile. A reduction may have one, which blocks it for the caches.
         reductions: order of the reduction loops inside the register tile, outermost first.
         unrolled: how many of the innermost reduction loops are unrolled completely.
-        packs: the factors that are copied first.
+        packs: the factors that are copied into panels.
         parallel_depth: how many of the outermost levels make up the parallel loop; 0 runs serially.
-        grain: least number of its iterations per thread.
+        grain: least number of iterations of the parallel loop per thread.
         unroll_steps: unroll factor of the innermost remaining reduction loop.
-        nontemporal: whether the output is written past the caches.
-        instruction: of `tile_plans.INSTRUCTIONS`, the matrix instruction of the register tile; "" for plain vectors.
-        prefetches: the factors whose lines for the next iteration around `levels[depth:]` are prefetched.
-        vectors_per_register: neighboring vectors of a panel that share a register, also of several short rows.
-        output_panel_depth: the results of `levels[output_panel_depth:]` are kept in a panel until they are
-            complete; None: stored at once.
+        nontemporal: whether non-temporal stores write the output.
+        instruction: the matrix instruction of the register tile, a key of `tile_plans.INSTRUCTIONS`; "" for plain
+            vectors.
+        prefetches: the factors whose cache lines are prefetched for the next iteration of `levels[depth - 1]`.
+        vectors_per_register: neighboring vectors of a panel, also of several short rows, that share a register.
+        output_panel_depth: a panel keeps the results of `levels[output_panel_depth:]` until they are complete; None
+            stores them at once.
     """
 
     vector: str
@@ -85,9 +86,9 @@ class Plan:
 
     @property
     def vectors(self) -> int:
-        """Vectors along the lane iterator in one register tile."""
+        """Vectors along `vector` in one register tile."""
         return -(-self.tile(self.vector) // self.lanes)
 
     def depth(self, iterator: str) -> int:
-        """The innermost level of an iterator."""
+        """The index in `levels` of the innermost level of an iterator."""
         return max(d for d, level in enumerate(self.levels) if level.iterator == iterator)

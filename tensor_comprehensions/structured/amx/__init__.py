@@ -1,1 +1,1 @@
-"""Plans and micro-kernels that multiply matrices in tile registers."""
+"""Plans and micro-kernels for AMX, whose tile registers hold whole matrices."""

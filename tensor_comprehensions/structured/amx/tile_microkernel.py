@@ -1,4 +1,4 @@
-"""The micro-kernel on fragments: sums that stay in them over all reduction loops, then pass through the first cache."""
+"""The micro-kernel with matrix tiles: sums stay in tile registers over all reduction loops, then pass through L1."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Counts = tuple[int, int]
 
 
 def with_tile_buffers(op: StructuredOp, plan: Plan, body: Stmt) -> Stmt:
-    """`body` with the fragments that the micro-kernels in it use."""
+    """`body` with the tile registers (fragment buffers) that its micro-kernels use allocated around it."""
     return Allocate(_make_fragment_buffers(op, tile_layout(op, plan))[::-1], body) if plan.instruction else body
 
 
 def matrix_tile_kernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
-    """`op` on the register tile `region`, reading the factors as `operands` say."""
+    """`op` on the register tile `region`, with the factors read as given by `operands`."""
     found = tile_layout(op, plan)
     below, beside = (num_tiles(region[name].size, found.unit[name]) for name in (found.rows, found.columns))
     counts = below, beside
@@ -48,7 +48,7 @@ def matrix_tile_kernel(op: StructuredOp, plan: Plan, region: Region, operands: S
 
 
 def _make_fragment_buffers(op: StructuredOp, found: TileLayout) -> tuple[Buffer, Buffer, Buffer]:
-    """The fragments of the sums, of the still factor and of the moving one."""
+    """The tile registers of the sums, of the broadcast operand and of the vector operand."""
     i, (below, beside) = found.instruction, found.counts
 
     def of(name: str, dtype: DType, *shape: int) -> Buffer:
@@ -68,7 +68,7 @@ def _make_fragment_view(buffer: Buffer, number: int) -> tuple[Buffer, tuple[Expr
 def _emit_reduction_loops(
     op: StructuredOp, found: TileLayout, region: Region, operands: Sequence[Operand], counts: Counts
 ) -> Stmt:
-    """The reduction loops around one step: every fragment is loaded before the first product that needs it."""
+    """The reduction loops around one step: every matrix tile is loaded before the first product that needs it."""
     total, rows, columns = _make_fragment_buffers(op, found)
     inner = Var(internal_name(found.along, "r"))
     outer = [i.name for i in op.reductions if i.name != found.along]

@@ -1,7 +1,7 @@
-"""Register tiles in fragments: matrices that one instruction of the processor multiplies and adds.
+"""Register tiles of matrix tiles: one AMX instruction multiplies two of them and adds to a third.
 
-The rows of a register tile are one iterator of the factor that has not the lanes, its columns are the lanes' iterator,
-and the sum goes over the fragments' third dimension. Panels are filled up with zeros to whole fragments.
+The rows of a register tile run along one iterator of the broadcast operand, its columns along the lanes' iterator, and
+the sum along the matrix tiles' third dimension. Panels are padded with zeros to whole matrix tiles.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ from ..plan import PackStep, Plan, Side, TileLoop
 
 @dataclass(frozen=True, slots=True)
 class TileInstruction:
-    """One that multiplies fragments.
+    """An instruction that multiplies matrix tiles.
 
-    rows, columns, steps: of a fragment of sums, and how many steps of the reduction the factors' fragments have.
-    cycles: from one to the next. registers: how many fragments there may be.
+    Attributes:
+        name: the intrinsic.
+        rows, columns: of a matrix tile of sums.
+        steps: steps of the reduction in a matrix tile of a factor.
+        factor, total: the types of the factors' elements and of the sums.
+        cycles: between the starts of two independent instructions.
+        registers: tile registers of the processor.
     """
 
     name: str
@@ -52,9 +57,12 @@ def tile_instructions(op: StructuredOp, target: CpuTarget) -> tuple[TileInstruct
 
 @dataclass(frozen=True, slots=True)
 class TileLayout:
-    """How a register tile is cut into fragments.
+    """How a register tile is divided into matrix tiles.
 
-    rows, columns, along: the iterators of the three dimensions. broadcast_operand: the factor that has the rows.
+    Attributes:
+        rows, columns, along: the iterators of rows, columns and the sum.
+        broadcast_operand: the factor that has the rows.
+        sizes: rows and columns of the register tile.
     """
 
     instruction: TileInstruction
@@ -71,20 +79,20 @@ class TileLayout:
 
     @property
     def unit(self) -> Mapping[str, int]:
-        """Points of a fragment along each of the iterators."""
+        """Points of a matrix tile along each of the three iterators."""
         i = self.instruction
         return {self.rows: i.rows, self.columns: i.columns, self.along: i.steps}
 
     def padded_size(self, name: str, size: int) -> int:
-        """`size` points of an iterator, filled up to whole fragments."""
+        """`size` points of an iterator, rounded up to whole matrix tiles."""
         unit = self.unit.get(name, 1)
         return num_tiles(size, unit) * unit
 
 
 def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
-    """The fragments that `plan.instruction` makes of the register tiles of a normalized op.
+    """How `plan.instruction` computes the register tiles of a normalized op.
 
-    Raises CannotLower if it makes none.
+    Raises CannotLower if it cannot.
     """
     instruction = INSTRUCTIONS[plan.instruction]
     rows = [i.name for i in op.parallel if plan.tile(i.name) > 1 and i.name != plan.vector]
@@ -123,9 +131,9 @@ def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
 
 
 def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] | None:
-    """The first element of the still factor at a point, and the dimension along which its rows continue.
+    """The load of the broadcast operand's first element of a pair, and the dimension along which its rows continue.
 
-    None unless memory holds it as whole matrix tiles with contiguous rows.
+    None unless the operand's memory consists of whole matrix tiles with contiguous rows.
     """
     if any(op.extent(name) % found.unit[name] for name in (found.rows, found.along)):
         return None
@@ -164,7 +172,7 @@ def matrix_tile_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bo
 
 @dataclass(frozen=True, slots=True)
 class _MatrixTilePlanner:
-    """Blocks of columns that the second cache holds, packed by whom they belong to, for all of the rows."""
+    """Plans that pack blocks of columns, which stay in L2 while all rows pass; each thread packs the blocks it uses."""
 
     facts: ContractionInfo
     target: CpuTarget
@@ -183,7 +191,7 @@ class _MatrixTilePlanner:
         return []
 
     def _plan(self, packed: bool) -> Plan:
-        """packed: whether the factor with the rows is copied, too."""
+        """A plan; packed: whether the broadcast operand is packed, too."""
         known, op = self.facts, self.facts.op
         height, width = self._tile()
         single = [TileLoop(i.name) for i in op.parallel if i.name not in (self.rows.name, known.vector)]
@@ -223,7 +231,7 @@ class _MatrixTilePlanner:
         return len(outer), max(1, AMX_THREAD_PAIRS * count // op.multiplications)
 
     def _tile(self) -> tuple[int, int]:
-        """Points of a register tile: two fragments by two, or by three of one."""
+        """Rows and columns of a register tile: two by two matrix tiles, or up to three in a row or column."""
         i, extent = self.instruction, self.facts.extent(self.facts.vector)
         if self.rows.extent <= i.rows:
             return i.rows, i.columns * min(3, num_tiles(extent, i.columns))
@@ -249,7 +257,7 @@ class _MatrixTilePlanner:
 
 
 def matrix_tile_cycles(known: ContractionInfo, plan: Plan) -> float:
-    """Cycles of all register tiles, were memory free."""
+    """Cycles of all register tiles, without waiting for memory."""
     found = tile_layout(known.op, plan)
     sides = [
         _count_tiles_by_size(known.extent(name), size) for name, size in zip(found.unit, found.sizes, strict=False)
@@ -259,7 +267,7 @@ def matrix_tile_cycles(known: ContractionInfo, plan: Plan) -> float:
 
 
 def _count_tiles_by_size(extent: int, size: int) -> list[tuple[int, int]]:
-    """The sizes of tiles, and how many there are of each."""
+    """(size, count) of the full tiles and of the remainder tile."""
     return [(n, count) for n, count in ((size, extent // size), (extent % size, 1)) if n and count]
 
 

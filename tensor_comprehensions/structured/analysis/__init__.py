@@ -1,1 +1,1 @@
-"""Analyses of a `StructuredOp` for planners: strides, operands, reuse in windows."""
+"""Analyses of a `StructuredOp` for planners: strides, operands, and the reuse of scalars in windows."""

@@ -1,4 +1,4 @@
-"""How fast an access moves through memory along each iterator."""
+"""Strides of accesses along each iterator, in elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...loop_ir.rewrite import mentions
 
 
 def iterator_coefficients(e: Expr, iterators: Iterable[str]) -> Mapping[str, int] | None:
-    """The integer factor of each iterator in the scalar `e`, zeros left out; None unless affine in all of them."""
+    """The non-zero integer coefficients of `iterators` in the scalar `e`; None unless it is affine in all of them."""
     wanted = frozenset(iterators)
     factors: dict[str, int] = {}
     for atom, factor in linear_terms(e)[0].items():
@@ -23,7 +23,7 @@ def iterator_coefficients(e: Expr, iterators: Iterable[str]) -> Mapping[str, int
 
 
 def access_strides(access: Load, iterators: Iterable[str]) -> Mapping[str, int] | None:
-    """Elements that the address of `access` moves per unit of each iterator; None unless affine in all of them."""
+    """The non-zero strides of `access` in elements along `iterators`; None unless it is affine in all of them."""
     wanted = tuple(iterators)
     total: dict[str, int] = {}
     for index, stride in zip(access.indices, access.buffer.strides, strict=True):
@@ -36,7 +36,10 @@ def access_strides(access: Load, iterators: Iterable[str]) -> Mapping[str, int] 
 
 
 def common_strides(accesses: Sequence[Load], iterators: Iterable[str]) -> Mapping[str, int]:
-    """The step of each iterator in all `accesses` that it moves; iterators that move them differently are left out."""
+    """The stride along each iterator, in elements, that all `accesses` depending on it have in common.
+
+    Iterators with different strides in two accesses are left out. The result is empty if an access is not affine.
+    """
     wanted = tuple(iterators)
     all_steps = [access_strides(a, wanted) for a in accesses]
     if any(s is None for s in all_steps):

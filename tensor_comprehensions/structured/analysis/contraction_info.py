@@ -1,4 +1,4 @@
-"""Facts about a structured op for lowering: the iterators that move each factor, and their strides."""
+"""Facts about a structured op for planning: the iterators that each factor depends on, and its strides along them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Factor:
     """One side of the product.
 
     Attributes:
-        iterators: the iterators it depends on.
-        strides: elements that its accesses move per unit of each iterator, if that is constant.
-        is_plain_load: whether it is just a load.
-        bytes: size in memory of one element of its buffer.
-        stored: elements of that buffer, of the largest one if it reads several.
+        iterators: the iterators that it depends on.
+        strides: its stride in elements along each iterator; an iterator without a common, constant stride is left out.
+        is_plain_load: whether it is an unmasked load with affine indices.
+        bytes: size of one element of its first buffer.
+        stored: elements of its largest buffer.
     """
 
     side: Side
@@ -42,28 +42,30 @@ class Factor:
     stored: int
 
     def step(self, iterator: str) -> int | None:
-        """Elements moved per unit of `iterator`; None if that is not constant."""
+        """The stride along `iterator` in elements; None if it is not constant."""
         if iterator not in self.iterators:
             return 0
         return self.strides.get(iterator)
 
     @cached_property
     def nearest(self) -> tuple[tuple[str, int], ...]:
-        """The iterators that move it and by how many elements, in either direction, the least first."""
+        """(iterator, absolute stride in elements), smallest stride first."""
         return tuple(sorted(((name, abs(step)) for name, step in self.strides.items() if step), key=lambda s: s[1]))
 
 
 @dataclass(frozen=True)
 class ContractionInfo:
-    """An op with its lane iterator chosen.
+    """Facts about an op for one choice of the iterator along the lanes.
 
     Attributes:
         vector: the iterator along the lanes.
-        output_unit_iter: the iterator along which the output is contiguous; another one where register tiles are
-        stored across. vector_operand, broadcast_operand: the factor that depends on the lanes (one, if both do), and
-        the other. bits: of the accumulator's type.
+        output_unit_iter: an iterator along which the output is contiguous: `vector`, unless register tiles are stored
+            transposed.
+        vector_operand: the factor that depends on `vector` and is loaded in vectors; the left one if both do.
+        broadcast_operand: the other factor, whose scalars are broadcast.
+        bits: of the accumulator's type.
         k_size: multiply-adds per output element.
-        output_strides: the iterators that move the output and by how many elements, in either direction, least first.
+        output_strides: (iterator, absolute stride in elements) of the output, smallest stride first.
     """
 
     op: StructuredOp
@@ -89,16 +91,19 @@ class ContractionInfo:
 
     @cached_property
     def output_bytes(self) -> int:
-        """Of one element of the output."""
+        """Size of one element of the output in bytes."""
         return self.op.output.buffer.type.dtype.size
 
     @cached_property
     def output_size(self) -> int:
-        """Bytes of the output that the op writes."""
+        """Size of the part of the output that the op writes, in bytes."""
         return self.output_bytes * prod(self.extent(name) for name, _ in self.output_strides)
 
     def run(self, points: Mapping[str, Numbers]) -> Numbers:
-        """How many neighboring elements of the output boxes of `points` cover at once, 1 along those left out."""
+        """The length in elements of the contiguous runs of the output that boxes of `points` cover.
+
+        points: sizes of the boxes along the iterators; iterators left out have size 1.
+        """
         run, goes_on = np.ones_like(points[self.vector]), np.bool_(True)
         for name, step in self.output_strides:
             goes_on = goes_on & (run == step)
@@ -106,9 +111,9 @@ class ContractionInfo:
         return run
 
     def fills_lines(self, run: Numbers, line: int) -> Conditions:
-        """Whether boxes with runs of this many elements of the output consist of whole lines of `line` bytes.
+        """Whether boxes whose runs are `run` elements of the output consist of whole lines of `line` bytes.
 
-        This checks multiples of sizes only; `op.output` itself should be aligned, too.
+        Assumes that the output itself begins at a line.
         """
         size = self.output_bytes
         uneven = max((step for _, step in self.output_strides if step * size % line), default=0)
@@ -117,7 +122,7 @@ class ContractionInfo:
 
     @cached_property
     def transposes_output(self) -> bool:
-        """Whether the lanes run across the output's contiguous runs."""
+        """Whether the output is not contiguous along the lanes, so that register tiles are stored transposed."""
         return self.vector != self.output_unit_iter
 
     @cached_property
@@ -130,7 +135,7 @@ class ContractionInfo:
         )
 
     def exclusive_iterators(self, factor: Factor) -> tuple[Iterator, ...]:
-        """Parallel iterators that move `factor` and not the other one."""
+        """The parallel iterators that only `factor` depends on."""
         return self._columns if factor is self.vector_operand else self._rows
 
     @cached_property
@@ -151,7 +156,7 @@ class ContractionInfo:
 
     @cached_property
     def keeps_lanes_of_sum(self) -> bool:
-        """Whether the lanes run along a sum that continues, in both factors, where they end."""
+        """Whether each lane keeps its own partial sum of a reduction that both factors continue where the lanes end."""
         both, end = self.vector in self.broadcast_operand.iterators, self.extent(self.vector)
         goes_on = any(all(f.step(i.name) == end for f in self.factors) for i in self.op.reductions)
         rows = all(self.exclusive_iterators(f) for f in self.factors)
@@ -159,9 +164,10 @@ class ContractionInfo:
 
     @cached_property
     def reductions(self) -> tuple[str, ...]:
-        """In loop order: the one that moves the scalars least is innermost; vectors with large strides are packed.
+        """The reductions in loop order: innermost is the one along which the broadcast operand has the smallest stride.
 
-        Scalars of few rows are near in any order. Then the vectors decide, whose memory is read as it lies.
+        If the vector operand is much larger than the broadcast operand, its strides decide instead, since the few
+        scalars stay in cache in any order.
         """
         factors = (self.broadcast_operand, self.vector_operand)
         if self.vector_operand.stored >= MUCH_LARGER_FACTOR * self.broadcast_operand.stored:
@@ -174,7 +180,7 @@ class ContractionInfo:
 
     @cached_property
     def continuing_iterator(self) -> Iterator | None:
-        """The iterator of the still factor along which the output's runs continue where those along the lanes end."""
+        """The iterator of the broadcast operand along which the output continues where its runs along the lanes end."""
         end = self.extent(self.vector)
         return next(
             (i for i in self.exclusive_iterators(self.broadcast_operand) if (i.name, end) in self.output_strides), None
@@ -182,7 +188,7 @@ class ContractionInfo:
 
     @property
     def row_candidates(self) -> tuple[Iterator, ...]:
-        """Candidates for the rows of the register tile: iterators that do not move the vectors come first."""
+        """At most four candidates for the rows of the register tile; iterators of the broadcast operand come first."""
         reusing = sorted(
             self.exclusive_iterators(self.broadcast_operand),
             key=lambda i: (self.transposes_output and i.name != self.output_unit_iter, -i.extent),
@@ -194,10 +200,13 @@ class ContractionInfo:
 
 
 def analyze_contraction(op: StructuredOp, vector: str | None = None) -> ContractionInfo:
-    """The facts about `op` with lanes along `vector`; None is the longest iterator that walks the output.
+    """The facts about `op` with lanes along `vector`.
+
+    vector: None chooses the longest iterator along which the output is contiguous.
 
     Raises:
-        CannotLower: it has no output iterator to run the lanes along.
+        CannotLower: the output is not affine or nowhere contiguous, no factor depends on the lanes' iterator, or a
+            factor reads no tensor.
     """
     iterators = [i.name for i in op.iterators]
     written = access_strides(op.output, iterators)
@@ -237,6 +246,6 @@ def _make_factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]
 
 
 def is_shared_panel(op: StructuredOp, plan: Plan, step: PackStep) -> bool:
-    """Whether all iterations of the parallel loop make one and the same panel, so that a thread makes it once."""
+    """Whether all iterations of the parallel loop pack the same panel, so that each thread packs it once."""
     around = {level.iterator for level in plan.levels[: step.depth] if level.size < op.extent(level.iterator)}
     return 0 < step.depth == plan.parallel_depth and not around & set(variable_names(op.factors[step.side.value]))

@@ -1,4 +1,4 @@
-"""Scalars that neighboring taps of a window share: where registers hold them, each is read once for all taps."""
+"""Reuse of scalars that neighboring taps of a window share: scalars in registers are loaded once for all taps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .contraction_info import ContractionInfo, Numbers
 
 
 def distinct_taps(facts: ContractionInfo, window: str, points: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:
-    """Scalars that register tiles read over all of `window`, and how many of them several taps read.
+    """How many distinct scalars register tiles read over the reduction `window`, and how many of them for several taps.
 
     points: as for `scalars_in_registers`.
     """
@@ -32,7 +32,7 @@ def distinct_taps(facts: ContractionInfo, window: str, points: Mapping[str, Numb
 
 
 def _count_overlaps(length: Numbers, runs: Numbers, apart: int) -> tuple[Numbers, Numbers]:
-    """Of `runs` ranges of `length` numbers at distance `apart`: distinct numbers, and those in several ranges."""
+    """The distinct numbers in `runs` ranges of `length` numbers at distance `apart`, and those in several ranges."""
     overlap = (apart < length) & (runs > 1)
     different = length + (runs - 1) * np.minimum(apart, length)
     once = 2 * apart + (runs - 2) * np.maximum(0, 2 * apart - length)
@@ -42,9 +42,9 @@ def _count_overlaps(length: Numbers, runs: Numbers, apart: int) -> tuple[Numbers
 def scalars_in_registers(
     facts: ContractionInfo, target: CpuTarget, window: str, width: int, points: Mapping[str, Numbers]
 ) -> Numbers:
-    """Scalars that taps of `window` share and register tiles leave registers for, of `width` numbers; 0 if not for all.
+    """How many scalars that taps of `window` share stay in registers of `width` numbers; 0 unless all of them fit.
 
-    points: of register tiles along the parallel iterators, the lanes' among them; others have one.
+    points: sizes of the register tiles along parallel iterators, including the lanes'; others have size 1.
     """
     _, kept = distinct_taps(facts, window, points)
     moving = [

@@ -10,7 +10,7 @@ from ..plan import Edge, Plan, TileLoop
 
 
 def code_length(op: StructuredOp, plan: Plan) -> int:
-    """Multiply-adds of vectors that the code for a normalized op spells out: those of every register tile there is."""
+    """The number of vector multiply-adds in the code for a normalized op, of all variants of its register tile."""
     total = 1
     for i in op.iterators:
         parts = _list_part_sizes(i.extent, [level for level in plan.levels if level.iterator == i.name])
@@ -19,7 +19,7 @@ def code_length(op: StructuredOp, plan: Plan) -> int:
 
 
 def _list_part_sizes(extent: int, levels: Sequence[TileLoop]) -> list[int]:
-    """Points along an iterator of each innermost tile with separate code."""
+    """Sizes along an iterator of the innermost tiles that have code of their own."""
     if not levels:
         return [extent]
     size = levels[0].size
@@ -31,7 +31,7 @@ def _list_part_sizes(extent: int, levels: Sequence[TileLoop]) -> list[int]:
 
 
 def _count_unrolled_points(part: int, i: Iterator, plan: Plan) -> int:
-    """How many of a part's points along an iterator are written out; vectors along the lanes."""
+    """How many of a part's points along an iterator are unrolled in the code; vectors along the lanes."""
     if i.is_parallel:
         return num_tiles(part, plan.lanes) if i.name == plan.vector else part
     inside = len(plan.reductions) - plan.reductions.index(i.name)

@@ -1,6 +1,6 @@
-"""The predicted cost of a whole plan: register tiles, bytes moved between caches, and copies, in cycles of a core.
+"""The predicted cost of a whole plan in cycles of one core: register tiles, transfers between caches, and packing.
 
-`blocking.py` decides step by step; this compares complete plans of heuristics, users and searches.
+`planners/blocking.py` decides step by step; this compares complete plans of heuristics, users and searches.
 """
 
 from __future__ import annotations
@@ -52,11 +52,16 @@ class Costs:
     """The cost of a plan in cycles of one core, part by part; plans are compared by `total`.
 
     Attributes:
-        compute: of register tiles. gathers: for vectors assembled from lanes. split_lines: for loads across lines.
-        short_runs: for short runs that arrive late. pages: for TLB misses of the output.
-        transfer: for bytes that move between caches. packing: to fill panels. turning: to transpose a panel of results.
-        exposed: the part of `transfer` that multiply-adds do not hide.
-        streams: whether only that part counts, for any `transfer`.
+        compute: cycles of register tiles.
+        gathers: cycles for vectors assembled from strided elements.
+        split_lines: cycles for vector loads that straddle cache lines.
+        short_runs: cycles for short runs that arrive late.
+        pages: cycles for TLB misses of the output.
+        transfer: cycles for bytes that move between caches.
+        packing: cycles to fill panels.
+        exposed: the fraction of `transfer` that multiply-adds do not hide.
+        streams: whether only that fraction counts; otherwise the total is at least `transfer`.
+        turning: cycles to transpose output panels.
     """
 
     compute: float
@@ -72,7 +77,7 @@ class Costs:
 
     @property
     def busy(self) -> float:
-        """Cycles that the core computes."""
+        """Cycles besides transfers between caches, packing and transposing."""
         return self.compute + self.gathers + self.split_lines + (self.short_runs + self.pages)
 
     @property
@@ -82,19 +87,19 @@ class Costs:
 
 
 def plan_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
-    """Cycles of one core for a normalized op. Raises CannotLower for an op that has no facts."""
+    """The cost of a plan for a normalized op in cycles of one core. Raises CannotLower as `analyze_contraction`."""
     return plan_costs(op, plan, target).total
 
 
 def plan_costs(op: StructuredOp, plan: Plan, target: CpuTarget) -> Costs:
-    """The same, part by part."""
+    """As `plan_cycles`, part by part."""
     if plan.output_panel_depth is not None:
         return _output_panel_costs(op, plan, plan.output_panel_depth, target)
     return expected_costs(analyze_contraction(op, plan.vector), [plan], target)[0]
 
 
 def _output_panel_costs(op: StructuredOp, plan: Plan, depth: int, target: CpuTarget) -> Costs:
-    """The same where results are kept in a panel that is turned afterwards."""
+    """The costs of a plan with an output panel, which is transposed afterwards."""
     known, written = analyze_contraction(with_panel_output(op, plan.vector), plan.vector), analyze_contraction(op)
     model, moving = _Model(known, plan, target), known.vector_operand
     region = model.regions[depth]
@@ -108,7 +113,7 @@ def _output_panel_costs(op: StructuredOp, plan: Plan, depth: int, target: CpuTar
 
 
 def expected_cycles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[float]:
-    """The same for several plans with lanes along one iterator, where the facts for these are there already."""
+    """As `plan_cycles` for several plans with the same lanes' iterator, whose facts are `known`."""
     return [costs.total for costs in expected_costs(known, plans, target)]
 
 
@@ -133,18 +138,18 @@ def _make_costs(model: _Model, computing: float) -> Costs:
 
 
 def packs_short_runs(known: ContractionInfo, plan: Plan, target: CpuTarget) -> bool:
-    """Whether panels of the moving factor are filled from runs of memory that are too short to be on their way."""
+    """Whether panels of the vector operand are filled from runs of memory too short for the hardware prefetcher."""
     model, side = _Model(known, plan, target), known.vector_operand.side
     return side in model.packed and model.starts(side, model.regions[model.packed[side]]) > 0
 
 
 def completes_pages(known: ContractionInfo, plan: Plan, target: CpuTarget) -> bool:
-    """Whether most pages of an output that passes the caches are written as a whole before others are."""
+    """Whether non-temporal stores complete most pages of the output before they go on to others."""
     return plan.nontemporal and _Model(known, plan, target).visits * PAGE_BYTES <= 2 * known.output_size
 
 
 def busy_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
-    """Cycles of multiply-adds and copies: distinguishes plans that move the same bytes from memory."""
+    """Cycles of multiply-adds and packing, to compare plans that move the same bytes from memory."""
     known = analyze_contraction(op, plan.vector)
     model = _Model(known, plan, target)
     computing = _register_tiles(known, [plan], target)[0]
@@ -152,7 +157,7 @@ def busy_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
 
 
 def _register_tiles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[float]:
-    """Cycles of the register tiles of each plan; those with vectors of one length are looked at together."""
+    """Cycles of the register tiles of each plan; plans with the same vector shape are evaluated together."""
     names = [i.name for i in known.parallel]
     found = {plan: tile_plans.matrix_tile_cycles(known, plan) for plan in plans if plan.instruction}
     rest = [plan for plan in plans if not plan.instruction]
@@ -171,7 +176,7 @@ def _count_tile_points(plan: Plan, name: str) -> int:
 
 
 def _count_region_pages(moved: Iterable[tuple[str, int]], size: int, region: Mapping[str, int]) -> int:
-    """Pages of a tensor that a region touches. moved: by how many elements, of `size` bytes, its iterators move it."""
+    """Pages of a tensor that a region touches. moved: its strides in elements of `size` bytes, by iterator."""
     far, span = 1, size
     for name, step in moved:
         if step * size >= PAGE_BYTES:
@@ -226,11 +231,11 @@ class _Model:
         return self.elements(side, region) * together * self.factor(side).bytes * max(1.0, CACHE_LINE_BYTES / run)
 
     def _elements_per_value(self, side: Side) -> int:
-        """Elements of memory that one of a factor has."""
+        """Elements of memory per value of a factor: 2 for pairs of bfloat16."""
         return 2 if self.facts.op.pairs else 1
 
     def _run(self, side: Side, region: Mapping[str, int]) -> int:
-        """Neighboring elements of a factor's tensor that a region reads."""
+        """Length in elements of the contiguous runs of a factor's tensor that a region reads."""
         factor, together = self.factor(side), self._elements_per_value(side)
         run = together if factor.step(self.facts.op.pairs) == together else 1
         for name, step in factor.nearest:
@@ -249,9 +254,9 @@ class _Model:
         return self.elements(side, region) * self._elements_per_value(side) * factor.bytes * cut / run
 
     def starts(self, side: Side, region: Mapping[str, int]) -> float:
-        """Short runs of a factor's tensor that a region reads."""
+        """The number of runs of a factor's tensor that a region reads if they are too short to prefetch, else 0."""
         run = self._run(side, region)
-        nearest = self.factor(side).nearest  # empty if data decides, or the factor reads several elements
+        nearest = self.factor(side).nearest  # empty if the strides are not constant or not common
         if (
             nearest
             and self.factor(side).step(self.plan.vector) != 1
@@ -269,7 +274,7 @@ class _Model:
 
     @cached_property
     def footprints(self) -> dict[Side, list[float]]:
-        """Bytes of a factor, or of its panel, that the code inside the first d levels reads, for each d."""
+        """Bytes of each factor, or of its panel, that the code inside the first d levels reads, for each d."""
         return {side: [self._footprint(side, d) for d in range(len(self.regions))] for side in Side}
 
     def _footprint(self, side: Side, depth: int) -> float:
@@ -290,7 +295,7 @@ class _Model:
         return [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
 
     def transfer_cycles(self) -> float:
-        """Cycles for the bytes that reach each cache; data that fits into L2 is assumed to be there."""
+        """Cycles for the bytes that arrive in each cache; if all data fits into L2, it is assumed to be there."""
         total = 0.0
         last = len(self.plan.levels)
         for capacity, cost in zip(self.target.cache, TRANSFER_CYCLES_PER_BYTE, strict=False):
@@ -304,14 +309,17 @@ class _Model:
         return total
 
     def _arriving_bytes(self, size: float, used: Collection[str], depth: int) -> float:
-        """Bytes that arrive over all iterations around `depth`; the cache keeps operands that the next loop reuses."""
+        """Bytes that arrive over all iterations of the outer `depth` levels.
+
+        The cache keeps an operand of `size` bytes over inner loops that it does not depend on (not in `used`).
+        """
         around: Sequence[int] = range(depth)
         while around and self.plan.levels[around[-1]].iterator not in used:
             around = around[:-1]
         return size * prod(self.trips[d] for d in around)
 
     def gathers(self) -> float:
-        """Cycles more for vectors whose elements are apart in memory."""
+        """Extra cycles for vectors whose elements are strided in memory."""
         total = 0.0
         for side in Side:
             used = self.factor(side).iterators
@@ -324,10 +332,10 @@ class _Model:
     def l2_short_runs(self) -> float:
         """Extra cycles for lines of scalars, read in place, that L1 has evicted before their next use.
 
-        Measured on machines with a large L2 and a distant L3. Window reuse is near by then.
+        Only scalars that no earlier window has read count. Measured on machines with a large L2 and a distant L3.
         """
         still, capacity = self.facts.broadcast_operand, self.target.cache[0] * self.room
-        waits = self.plan.nontemporal and self.target.has_mesh_llc  # results pass by the buffers of lines
+        waits = self.plan.nontemporal and self.target.has_mesh_llc  # non-temporal stores occupy the line fill buffers
         if not waits or still.side in self.packed or self.plan.vector in still.iterators:
             return 0.0
         depth = next((d for d, size in enumerate(self.working) if size <= capacity), len(self.plan.levels))
@@ -342,12 +350,12 @@ class _Model:
         )
 
     def page_revisits(self) -> float:
-        """Cycles more to go from page to page of an output past the caches. Measured where the last one is far."""
+        """Extra cycles for TLB misses of non-temporal stores. Measured on machines with a distant L3."""
         return TLB_MISS_CYCLES * self.visits if self.plan.nontemporal and self.target.has_mesh_llc else 0.0
 
     @cached_property
     def visits(self) -> int:
-        """How often a page of the output is begun or continued."""
+        """How often stores to the output move to another page."""
         pages = [
             _count_region_pages(self.facts.output_strides, self.facts.output_bytes, region) for region in self.regions
         ]
@@ -355,7 +363,7 @@ class _Model:
         return pages[depth] * prod(self.trips[:depth])
 
     def split_line_loads(self) -> float:
-        """Cycles more for vectors of windows, which no alignment suits: neighbors along a sum begin one element on."""
+        """Extra cycles for unaligned vectors of windows, since neighbors along a reduction begin an element later."""
         total = 0.0
         for side in Side:
             factor, vector = self.factor(side), self.plan.vector
@@ -390,7 +398,7 @@ class _Model:
         factor = self.factor(side)
         across = [i for i in self.facts.parallel if i.name in factor.iterators and self.plan.tile(i.name) > 1]
         contiguous = {i.name for i in self.facts.op.iterators if factor.step(i.name) == self._contiguous_step(i.name)}
-        if self.plan.instruction and side is not self.facts.vector_operand.side:  # as rows of pairs
+        if self.plan.instruction and side is not self.facts.vector_operand.side:  # copied as rows of pairs
             return (
                 RUN_COPY_CYCLES
                 if self.facts.op.pairs in contiguous
@@ -404,5 +412,5 @@ class _Model:
         return TRANSPOSE_COPY_CYCLES if contiguous or 0 < lanes <= MAX_INTERLEAVED_STRIDE else ELEMENT_COPY_CYCLES
 
     def _contiguous_step(self, name: str) -> int:
-        """The step of an iterator along which a factor is contiguous."""
+        """The stride along an iterator, in elements, with which a factor is contiguous: 2 along pairs, else 1."""
         return 2 if name == self.facts.op.pairs else 1

@@ -1,4 +1,4 @@
-"""The register tiles worth a thought for an op, and their order by the cost model."""
+"""Candidate register tiles for an op, ranked by the cost model."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Shape: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class RegisterTileRanking:
-    """The register tiles worth a thought, those with the fewest cycles first."""
+    """The candidate register tiles of an op, fewest cycles first."""
 
     info: ContractionInfo
     target: CpuTarget
 
     @cached_property
     def cycles(self) -> list[tuple[float, Shape, int, Rows]]:
-        """(cycles, lanes, columns, rows) of the tiles that fill a good part of the registers, if there are any."""
+        """(cycles, shape, columns, rows) of the tiles that fill at least half as many registers as the largest one."""
         known, target = self.info, self.target
         ways = list(
             dict.fromkeys(_turned_rows(known) if known.transposes_output else _list_candidate_rows(known, target))
@@ -62,7 +62,7 @@ class RegisterTileRanking:
         return sorted(found, key=lambda tile: tile[0])
 
     def _held_registers(self, tiles: _Tiles) -> Numbers | float:
-        """Registers that hold scalars of a window."""
+        """Registers that hold scalars which the taps of a window share, per tile."""
         known, window = self.info, self.info.reductions[-1] if self.info.reductions else None
         if window is None or known.extent(window) > UNROLLED_REDUCTION or not known.transposes_output:
             return 0.0
@@ -73,9 +73,10 @@ class RegisterTileRanking:
         return self._tile(self.cycles[0])
 
     def best_tiles(self, count: int) -> list[RegisterTile]:
-        """The best one and then others with few cycles, no two of one width and number of lanes.
+        """At most `count` tiles: the best one, then others with few cycles, no two of the same width and shape.
 
-        The second is the narrowest that is nearly as good and fills cache lines: panels of it hold long runs of memory.
+        The second is the narrowest that is nearly as good and fills cache lines, because narrow panels have room for
+        long runs of memory.
         """
         chosen: dict[tuple[Shape, int], tuple[float, Shape, int, Rows]] = {}
         for tile in self.cycles:
@@ -86,7 +87,7 @@ class RegisterTileRanking:
         return list(map(self._tile, dict.fromkeys([tiles[0], narrow, *tiles])))[:count]
 
     def shapes(self, count: int) -> list[RegisterTile]:
-        """The best one and then others with few cycles, no two of one width and with rows along the same iterators."""
+        """At most `count` tiles: the best one, then others with few cycles that differ in width or rows' iterators."""
         chosen: dict[object, tuple[float, Shape, int, Rows]] = {}
         for tile in self.cycles:
             _, lanes, columns, rows = tile
@@ -100,7 +101,15 @@ class RegisterTileRanking:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Register tiles with this many lanes: the points of each along the iterators, and its rows' index in `ways`."""
+    """Register tiles with the same shape.
+
+    Attributes:
+        lanes: lanes of a vector.
+        points: the sizes of all tiles along each iterator.
+        ways: the candidates for rows.
+        way: for each tile, the index of its rows in `ways`.
+        joined: vectors per register.
+    """
 
     lanes: int
     points: Mapping[str, Numbers]
@@ -110,7 +119,7 @@ class _Tiles:
 
     @property
     def cells(self) -> Numbers:
-        """Accumulators of each."""
+        """Accumulators of each tile, in registers."""
         cells: Numbers = np.prod([*self.points.values()], axis=0) / (self.lanes * self.joined)
         return cells
 
@@ -122,7 +131,7 @@ class _Tiles:
 def _fitting_tiles(
     facts: ContractionInfo, target: CpuTarget, lanes: int, ways: Sequence[Rows], joined: int = 1
 ) -> _Tiles:
-    """The register tiles, with up to so many vectors along the lanes, that leave registers for the factors."""
+    """The register tiles, of up to `MAX_TILE_VECTORS` vectors along the lanes, that leave registers for the factors."""
     most = min(MAX_TILE_VECTORS, -(-facts.extent(facts.vector) // lanes))
     counts = np.arange(1.0 if joined == 1 else float(most), most + 1)
     way = np.tile(np.arange(len(ways)), len(counts))
@@ -137,7 +146,7 @@ def _fitting_tiles(
 def _half_vector_tiles(facts: ContractionInfo, target: CpuTarget) -> Generator[_Tiles]:
     """Register tiles in which rows of half vectors share registers, if whole vectors would leave many lanes idle.
 
-    They need a panel with several adjacent rows of the moving factor. Windows are excluded, because such a panel would
+    They need a panel with several adjacent rows of the vector operand. Windows are excluded, because such a panel would
     hold them many times.
     """
     widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
@@ -163,7 +172,7 @@ def _half_vector_tiles(facts: ContractionInfo, target: CpuTarget) -> Generator[_
 
 
 def _list_lane_counts(facts: ContractionInfo, target: CpuTarget) -> list[int]:
-    """How many lanes vectors may have: up to three numbers, the largest first."""
+    """The numbers of lanes worth trying: up to three, the largest first."""
     widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
     useful = [lanes for lanes in _list_halves(widest) if lanes < 2 * extent] or [_list_halves(widest)[-1]]
     if facts.k_size <= SHORT_SUM_TERMS:  # many ways around these are compared
@@ -178,7 +187,7 @@ def _list_halves(lanes: int) -> list[int]:
 
 
 def _list_candidate_rows(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
-    """Ways to give rows to a register tile: one iterator, or two if one alone is short."""
+    """Candidates for the rows of a register tile: along one iterator, or along two if one alone is short."""
     names = [i.name for i in facts.row_candidates]
     contiguous = [n for n in names if facts.broadcast_operand.step(n) == 1 and facts.extent(n) >= 4]
     names = contiguous or names
@@ -205,7 +214,7 @@ def _list_candidate_rows(facts: ContractionInfo, target: CpuTarget) -> Generator
 
 
 def _turned_rows(facts: ContractionInfo) -> Generator[Rows]:
-    """Rows of tiles that are stored across: along the output's runs, by one more iterator where those are short."""
+    """Candidates for the rows of tiles that are stored transposed: along the output's runs, and one more iterator."""
     extent = facts.extent(facts.output_unit_iter)
     sizes = [n for n in sorted({-(-extent // parts) for parts in range(1, extent)}) if 4 <= n <= TILE_ROW_SIZES[-1]]
     rows = [i for i in facts.row_candidates if i.name != facts.output_unit_iter]
@@ -220,24 +229,24 @@ def _turned_rows(facts: ContractionInfo) -> Generator[Rows]:
 
 
 def _list_rows_with_columns(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
-    """Rows together with another iterator of the moving factor, if its runs along the lanes are short.
+    """Rows together with another iterator of the vector operand, if its runs along the lanes are short.
 
-    If the output goes past a far cache, rows along which its runs continue come first.
+    If the output exceeds `target.writeback_limit_bytes`, rows along which its runs continue come first.
     """
     rows, far = facts.exclusive_iterators(facts.broadcast_operand), facts.output_size > target.writeback_limit_bytes
     for row in sorted(rows, key=lambda i: not far or i is not facts.continuing_iterator)[:2]:
         for column in _column_candidates(facts):
             for across in _list_row_sizes(min(column.extent, 8)):
-                if across >= 4 or facts.vector_operand.step(column.name) != 1:  # smaller copies cannot be turned
+                if across >= 4 or facts.vector_operand.step(column.name) != 1:  # smaller copies cannot be transposed
                     for size in _list_row_sizes(min(row.extent, 14)):
                         yield ((row.name, size), (column.name, across))
 
 
 def _column_candidates(facts: ContractionInfo) -> list[Iterator]:
-    """The iterators of the moving factor for columns: its contiguous one, if a sum continues where that ends.
+    """Candidates of the vector operand for columns.
 
-    Otherwise not that one, whose values are better copied all at once. In any case the one along which the
-    output's runs continue.
+    Its contiguous iterator and the one along which the output's runs continue, if a reduction continues the contiguous
+    one. Otherwise all but the contiguous one, whose values are better packed all at once.
     """
     moving, end = facts.vector_operand, facts.extent(facts.vector)
     candidates = [i for i in facts.exclusive_iterators(moving) if i.name != facts.vector]

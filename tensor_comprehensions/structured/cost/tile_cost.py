@@ -1,10 +1,9 @@
-"""The cost model: which register tile, which loop order and which copies suit an op on a machine.
+"""The cost model of register tiles, and the cost of streams from the caches, in cycles of one core.
 
-Everything is counted in cycles of one core. The model knows issue limits of multiply-adds and loads, the latency of
-a chain of multiply-adds, lanes wasted at edges, and how many cycles a byte costs by the cache it comes from.
+The model knows issue limits of multiply-adds and loads, the latency of a chain of multiply-adds, lanes wasted at edges,
+and how many cycles a byte costs by the cache it comes from.
 
-Many register tiles are evaluated at a time: numbers that differ between them are arrays, of floats that hold whole
-numbers exactly.
+Many register tiles are evaluated at once: numbers that differ between tiles are float64 arrays, one element per tile.
 """
 
 from __future__ import annotations
@@ -53,9 +52,12 @@ from ..analysis.window_reuse import distinct_taps, scalars_in_registers
 
 @dataclass(frozen=True, slots=True)
 class RegisterTile:
-    """Points of each tiled parallel iterator; others have one. `lanes` scalars per vector along the lane iterator.
+    """A register tile.
 
-    vectors_per_register: vectors that share a register.
+    Attributes:
+        lanes: scalars per vector.
+        sizes: (parallel iterator, points); other iterators have one point.
+        vectors_per_register: vectors that share a register.
     """
 
     lanes: int
@@ -67,7 +69,7 @@ class RegisterTile:
 
     @property
     def cells(self) -> int:
-        """Accumulators."""
+        """Accumulators, in registers."""
         return prod(n for _, n in self.sizes) // self.width
 
     @property
@@ -82,7 +84,7 @@ def vector_cost(lanes: int, bits: int, target: CpuTarget) -> float:
 
 
 def multiply_cost(lanes: int, info: ContractionInfo, target: CpuTarget) -> float:
-    """The same for multiply-adds alone: one of pairs takes the time of a vector of 512 bits on every processor."""
+    """Cycles per multiply-add of a vector; pairs of bfloat16 take at least a cycle per 512 bits on every processor."""
     cost = vector_cost(lanes, info.bits, target)
     return max(cost, lanes * info.bits / 512) if info.op.pairs else cost
 
@@ -90,7 +92,7 @@ def multiply_cost(lanes: int, info: ContractionInfo, target: CpuTarget) -> float
 def step_cycles(
     info: ContractionInfo, target: CpuTarget, lanes: int, points: Mapping[str, Numbers], vectors_per_register: int = 1
 ) -> Numbers:
-    """Cycles of one step of the innermost reduction on register tiles. vectors_per_register: vectors to a register."""
+    """Cycles of one step of the innermost reduction on register tiles with these `points` along each iterator."""
     width, vector = lanes * vectors_per_register, info.vector
     cost, columns = vector_cost(width, info.bits, target), points[vector]
     vectors = np.ceil(columns / lanes) / vectors_per_register
@@ -114,9 +116,9 @@ def step_cycles(
 
 
 def _read_anew(facts: ContractionInfo, target: CpuTarget, width: int, points: Mapping[str, Numbers]) -> Numbers:
-    """The part of the scalars of a step that registers do not hold from other steps of a window.
+    """The fraction of a step's scalars that must be loaded, because no register holds them from another tap.
 
-    That matters where as many of the widest multiply-adds as of loads start in a cycle.
+    1 if loads are hidden, because a processor starts fewer of the widest multiply-adds than loads per cycle.
     """
     window, still = facts.reductions[-1] if facts.reductions else None, facts.broadcast_operand
     hidden = target.issue_bits_per_cycle <= target.vector_bits
@@ -128,7 +130,7 @@ def _read_anew(facts: ContractionInfo, target: CpuTarget, width: int, points: Ma
 
 
 def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, vectors: Numbers) -> Numbers:
-    """Cycles of a step for more than a few vectors of long rows that are read in place from far memory."""
+    """Extra cycles of a step that reads more than four vectors of a row in place from a distant cache."""
     moving = facts.vector_operand
     if facts.transposes_output or moving.step(facts.vector) != 1 or not facts.reductions:
         return np.zeros_like(columns)
@@ -144,10 +146,10 @@ def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers
 
 
 def _split_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, vectors: Numbers) -> Numbers:
-    """Cycles of a step for vectors of unaligned rows that are read in place.
+    """Extra cycles of a step for vectors of unaligned rows that are read in place.
 
-    More than three of them need more lines than L2 delivers during the multiply-adds. Measured with a large L2 and a
-    distant L3.
+    More than three vectors need more lines than L2 delivers during the multiply-adds. Measured on machines with a large
+    L2 and a distant L3.
     """
     moving = facts.vector_operand
     if not target.has_mesh_llc or facts.transposes_output or moving.step(facts.vector) != 1 or not facts.reductions:
@@ -160,10 +162,10 @@ def _split_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, v
 
 
 def packing_row_bytes(info: ContractionInfo, footprint: int, width: Numbers, target: CpuTarget) -> Numbers:
-    """Least stride in bytes of rows of the moving factor from which panels `width` wide are copied.
+    """The least stride in bytes between rows of the vector operand for which packing it pays.
 
-    footprint: bytes of the factor. If L2 is large and L3 distant, rows up to the longest prefetched stride
-    count as near, but a factor that fills half of L2 is evicted by streaming data.
+    footprint: bytes of the factor; width: elements in a row of a panel. On a mesh, rows up to the longest stride that
+    is prefetched are read in place, unless the factor and a panel exceed half of L2, where streaming data evicts them.
     """
     if not target.has_mesh_llc:
         return np.where(footprint > target.cache[1] * 3 // 4, PACKED_STRIDE_BYTES, PACKED_STRIDE_BYTES_IN_L2)
@@ -174,9 +176,9 @@ def packing_row_bytes(info: ContractionInfo, footprint: int, width: Numbers, tar
 
 
 def _row_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers], vectors: Numbers) -> Numbers:
-    """Cycles per step for reading rows in place besides a panel in L2.
+    """Extra cycles of a step that reads rows of the broadcast operand in place from beyond L1, on a mesh.
 
-    Window reuse is near by then.
+    Rows queue behind the vectors of a panel in L2. Only scalars that no earlier window has read count.
     """
     still = facts.broadcast_operand
     stored = still.stored * still.bytes
@@ -196,9 +198,9 @@ def _row_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, 
 
 
 def _eviction_cycles(facts: ContractionInfo, points: Mapping[str, Numbers]) -> Numbers:
-    """Cycles of a step for rows of scalars, read in place, that few sets of L1 hold: a power of two is between them.
+    """Extra cycles of a step for rows of scalars, read in place, that alias in L1, their stride being a power of two.
 
-    Of more rows than these sets have lines, each evicts the line of another before that has given all of its scalars.
+    If there are more rows than lines in these sets, rows evict each other's lines before all scalars are read.
     """
     still, none = facts.broadcast_operand, np.zeros_like(points[facts.vector])
     inner = abs(still.step(facts.reductions[-1]) or 0) * still.bytes if facts.reductions else 0
@@ -215,7 +217,7 @@ def _eviction_cycles(facts: ContractionInfo, points: Mapping[str, Numbers]) -> N
 
 
 def _count_cache_lines(facts: ContractionInfo, points: Mapping[str, Numbers]) -> Numbers:
-    """Cache lines that the rows of register tiles begin in the still factor per step of the innermost reduction."""
+    """New cache lines of the broadcast operand per step of the innermost reduction, averaged over steps."""
     factor = facts.broadcast_operand
     step = abs(factor.step(facts.reductions[-1]) or 0) * factor.bytes if facts.reductions else 0
     lines = np.full_like(points[facts.vector], min(1.0, step / CACHE_LINE_BYTES))
@@ -233,7 +235,7 @@ def _count_cache_lines(facts: ContractionInfo, points: Mapping[str, Numbers]) ->
 def live_registers(
     info: ContractionInfo, lanes: int, points: Mapping[str, Numbers], vectors_per_register: int = 1
 ) -> Numbers:
-    """Vector registers that register tiles keep alive."""
+    """Vector registers that are live in register tiles."""
     vectors, rows = (
         np.ceil(points[info.vector] / lanes) / vectors_per_register,
         {n: p for n, p in points.items() if n != info.vector},
@@ -249,9 +251,9 @@ def live_registers(
 def all_tiles_cycles(
     info: ContractionInfo, target: CpuTarget, lanes: int, sizes: Mapping[str, Numbers], vectors_per_register: int = 1
 ) -> Numbers:
-    """Cycles of all register tiles of the op, full and partial, were memory free, for each of several tilings.
+    """Cycles of all register tiles of the op, full and partial, for each of several tilings, if memory were free.
 
-    sizes: points of the tiled parallel iterators; others have one. vectors_per_register: vectors to a register.
+    sizes: sizes of the tiles along parallel iterators; others have size 1.
     """
     count = len(sizes[info.vector])
     points, tiling = np.array(list(sizes.values())), np.arange(count)
@@ -275,7 +277,7 @@ def all_tiles_cycles(
 def tile_cycles(
     info: ContractionInfo, target: CpuTarget, lanes: int, points: Mapping[str, Numbers], vectors_per_register: int = 1
 ) -> Numbers:
-    """Cycles of single register tiles with these points, over all reductions."""
+    """Cycles of one register tile over all reductions, for each tile in `points`."""
     vectors = np.ceil(points[info.vector] / lanes) / vectors_per_register
     cells = vectors * prod(n for name, n in points.items() if name != info.vector)
     steps = info.k_size * step_cycles(info, target, lanes, points, vectors_per_register)
@@ -291,9 +293,9 @@ def tile_cycles(
 
 
 def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers], steps: Numbers) -> Numbers:
-    """Cycles for the lines of memory, whole or partial, that the output's runs in register tiles touch.
+    """Cycles for the cache lines, whole or partial, that register tiles write.
 
-    steps: cycles of the sums, which hide the lines unless they are shorter.
+    steps: cycles of the sums, which hide fetches of partial lines that take no longer.
     """
     run = facts.run(points)
     runs = prod(points.values()) / run
@@ -303,7 +305,7 @@ def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[st
         cycles += np.where(partial, runs * SHARED_LINE_CYCLES, 0.0)
         if not facts.transposes_output and facts.output_size > max(
             target.writeback_limit_bytes, target.reuse_limit_bytes
-        ):  # passes the caches, but for this one
+        ):  # stored non-temporally if all lines were whole
             fetched = runs * run * facts.output_bytes / CACHE_LINE_BYTES * PARTIAL_LINE_FETCH_CYCLES
             waits = partial & (fetched > steps) & ~fills_whole_lines(facts, target, points)
             cycles += np.where(waits, fetched, 0.0)
@@ -311,10 +313,10 @@ def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[st
 
 
 def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers]) -> Conditions:
-    """Whether boxes of `points` may be stored non-temporally: whole lines, or on a mesh long runs.
+    """Whether boxes of `points` may be stored non-temporally: they consist of whole lines or, on a mesh, of long runs.
 
-    Such runs begin and end in the middle of a line, where the lanes' iterator does. A partial vector is an ordinary
-    store: it must not follow others in a row whose non-temporal stores write the rest of its line.
+    Long runs may begin and end in the middle of a line, with the whole range of the lanes' iterator. A partial vector
+    is an ordinary store, so no non-temporal store of its row may write the rest of its line.
     """
     run = info.run(points)
     whole = info.fills_lines(run, CACHE_LINE_BYTES)
@@ -332,7 +334,7 @@ def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[
 
 
 def byte_cost(resident: int, target: CpuTarget) -> float:
-    """Cycles per byte read from the smallest cache that holds `resident` bytes."""
+    """Cycles per byte read from the smallest cache that has room for `resident` bytes in 3/4 of its size."""
     for size, cost in zip(target.cache, (0.0, 1 / 32, 1 / 10), strict=False):
         if resident <= size * 3 // 4:
             return cost
@@ -340,14 +342,18 @@ def byte_cost(resident: int, target: CpuTarget) -> float:
 
 
 def is_beyond_private_caches(resident: int, target: CpuTarget) -> bool:
-    """Whether this many bytes fit only into a last cache on a mesh."""
+    """Whether so many bytes exceed the private caches of a machine with a mesh, and come from a distant cache."""
     return target.has_mesh_llc and resident > target.cache[-2] * 3 // 4
 
 
 def stream_cycles(outer: int, inner: int, outer_panel: int, panels: int, passes: int, target: CpuTarget) -> float:
-    """Cycles to read both factors when the panels of one (`outer` bytes) stand still and the other (`inner`) passes.
+    """Cycles to read both factors if panels of one are stationary and the other streams past each of them.
 
-    panels: of the outer factor, each `outer_panel` bytes; passes: register tiles along the inner factor.
+    Args:
+        outer, inner: bytes of the stationary and of the streaming factor.
+        outer_panel: bytes of a panel of the stationary factor.
+        panels: panels of the stationary factor.
+        passes: register tiles along the streaming factor.
     """
     still = outer * passes * byte_cost(outer_panel, target)
     passing = inner * panels * byte_cost(inner, target)

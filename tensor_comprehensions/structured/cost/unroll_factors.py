@@ -1,4 +1,4 @@
-"""How far sums in register tiles are unrolled."""
+"""Unroll factors of the reductions in register tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tile_cost import RegisterTile
 def completely_unrolled(
     known: ContractionInfo, target: CpuTarget, tile: RegisterTile, reductions: Sequence[str]
 ) -> int:
-    """How many of the innermost `reductions` are unrolled completely."""
+    """How many of the innermost `reductions` are unrolled completely: 0 or 1."""
     if not reductions or known.extent(reductions[-1]) > UNROLLED_REDUCTION:
         return 0
     points = {name: np.array([float(size)]) for name, size in tile.sizes}
@@ -34,10 +34,10 @@ def steps_per_iteration(
     levels: Sequence[TileLoop],
     packs: Sequence[PackStep],
 ) -> int:
-    """Steps of the sum over `reductions` per iteration.
+    """The unroll factor of the innermost reduction that keeps a loop.
 
-    Scalars of a long sum that are read in place come from a far cache line by line. Hardware prefetching follows each
-    load instruction from one iteration to the next: with more steps it runs further ahead.
+    The hardware prefetcher follows each load instruction from one iteration to the next. With more steps per iteration
+    it runs further ahead, which helps if the scalars of a long reduction are read in place from a distant cache.
     """
     still = known.broadcast_operand
     touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)

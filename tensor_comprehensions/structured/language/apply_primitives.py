@@ -1,4 +1,4 @@
-"""The effect of primitives on an op: each changes the state of a nest, which becomes the plan that lowering follows."""
+"""The meaning of primitives: each transforms a `ScheduleState`, which becomes the plan for the lowering."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plan_of_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *,
 
 
 def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
-    """The effect of every primitive on `op`, a line each. Raises as `plan_of_schedule`."""
+    """A line on the effect of every primitive on `op`, and one on the register tile. Raises as `plan_of_schedule`."""
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
     plan = _finalize_nest(nest)
     size = " x ".join(f"{nest.iterator_display_name(i.name)} {plan.tile(i.name)}" for i in drop_unit_dims(op).parallel)
@@ -50,18 +50,18 @@ def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *,
 
 
 def loop_state_of(pieces: Iterable[Primitive], op: StructuredOp) -> ScheduleState:
-    """The nest after those of `pieces` that make loops. Raises as `plan_of_schedule`."""
+    """The state after the tilings and interchanges among `pieces`. Raises as `plan_of_schedule`."""
     return _run_cached(tuple(p for p in pieces if isinstance(p, written.Tile | written.Interchange)), op)
 
 
 @lru_cache(1024)
 def _run_cached(pieces: tuple[Primitive, ...], op: StructuredOp) -> ScheduleState:
-    """Searches ask for the same loops again and again."""
+    """The state after `pieces`, cached because searches ask for the same loops often."""
     return _apply_schedule(Schedule(pieces), start_state(op, NOWHERE))
 
 
 def apply_with_notes(pipeline: Schedule, nest: ScheduleState) -> tuple[ScheduleState, list[str]]:
-    """Apply the primitives to `nest`; returns the new state, and a note on the effect of each."""
+    """Apply the primitives to `nest`. Returns the new state, and a line on the effect of each."""
     lines: list[str] = []
     for piece in pipeline.primitives:
         before = len(nest.notes)

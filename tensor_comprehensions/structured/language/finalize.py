@@ -1,4 +1,4 @@
-"""A nest after all primitives, as the plan that lowering follows, with every condition checked."""
+"""The plan of a `ScheduleState` after all primitives; checks every condition of the lowering."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .schedule_state import ScheduleState, StateLoop, contiguous_along, padded_i
 
 
 def finalize(nest: ScheduleState) -> Plan:
-    """The plan of a complete nest, all of whose conditions are checked here."""
+    """The plan of a complete nest. Raises CannotLower if the lowering cannot generate code for it."""
     vector = nest.vector or ""
     last = [loop for loop in nest.loops if loop.iterator == vector][-1]
     widest = nest.target.lanes(nest.op.dtype.bits)
@@ -60,7 +60,7 @@ def finalize(nest: ScheduleState) -> Plan:
 
 
 def _make_tile_levels(nest: ScheduleState, kept: Sequence[StateLoop], collapsed: int) -> Iterator[TileLoop]:
-    """The loops as levels, with the edges of those whose last tile is not handled by default."""
+    """The loops as levels; `edge` is set only where it differs from the default."""
     ragged = with_remainder(nest.op, [TileLoop(loop.iterator, loop.size) for loop in kept])
     padded = padded_iterators(nest)
     for depth, loop in enumerate(kept):
@@ -79,7 +79,7 @@ def _make_tile_levels(nest: ScheduleState, kept: Sequence[StateLoop], collapsed:
 
 
 def with_remainder(op: StructuredOp, levels: Sequence[TileLoop]) -> frozenset[int]:
-    """The levels that have full tiles and a shorter one after them, wherever they stand."""
+    """The depths of the levels that have full tiles followed by a remainder tile, in any tile of the outer levels."""
     extents: dict[str, set[int]] = {}
     found = set()
     for depth, level in enumerate(levels):
@@ -106,7 +106,7 @@ def _replace_loop(nest: ScheduleState, old: StateLoop, new: StateLoop) -> Schedu
 
 
 def _fitting_lanes(widest: int, size: int) -> int:
-    """The widest vectors of which a tile of `size` points fills more than half."""
+    """The most lanes, at most `widest`, of which a tile of `size` points fills more than half."""
     lanes = widest
     while lanes > MIN_LANES and lanes >= 2 * size:
         lanes //= 2
@@ -138,23 +138,23 @@ def _make_pack_steps(nest: ScheduleState, kept: Sequence[StateLoop], collapsed: 
 
 
 def _count_enclosing_loops(nest: ScheduleState, kept: Sequence[StateLoop], loop: StateLoop) -> int:
-    """How many of the loops that are kept stand around the inside of `loop`."""
+    """How many of the loops `kept` enclose the body of `loop`."""
     return sum(1 for k in nest.loops[: nest.loops.index(loop) + 1] if k in kept)
 
 
 def default_grain_size(op: StructuredOp, iterations: int) -> int:
-    """The grain size for this many iterations of the parallel loop."""
+    """The grain size for a parallel loop of so many iterations: enough of them for `THREAD_FMAS` multiply-adds."""
     return max(1, THREAD_FMAS * iterations // max(1, op.multiplications))
 
 
 def num_accumulators(op: StructuredOp, plan: Plan) -> int:
-    """Accumulators of a register tile."""
+    """Registers with accumulators in a register tile."""
     vectors = plan.vectors * prod(plan.tile(i.name) for i in drop_unit_dims(op).parallel if i.name != plan.vector)
     return num_tiles(vectors, plan.vectors_per_register)
 
 
 def _check_plan(nest: ScheduleState, plan: Plan) -> None:
-    """Check that the generator can do this. Raises CannotLower."""
+    """Check that the lowering can generate code for a plan. Raises CannotLower."""
     op, registers = nest.op, num_accumulators(nest.op, plan)
     if registers > MAX_ACCUMULATOR_MULTIPLE * nest.target.vector_registers:
         raise CannotLower(
@@ -238,7 +238,10 @@ def _check_pack(nest: ScheduleState, plan: Plan, step: PackStep) -> None:
 
 
 def why_no_panel(nest: ScheduleState, side: Side, loops: Sequence[str], depth: int) -> str | None:
-    """Why no panel of a factor can be made inside the first `depth` of `loops`, which are over these iterators."""
+    """Why no panel of a factor can be packed inside the first `depth` loops; None if it can.
+
+    loops: the iterators of all loops, outermost first.
+    """
     used = variable_names(nest.op.factors[side.value])
     inside = [iterator for iterator in loops[depth:] if iterator in used]
     for iterator in inside:

@@ -1,4 +1,4 @@
-"""A plan as the schedule that makes it."""
+"""Convert a plan to a schedule: the inverse of `plan_of_schedule`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .schedule_state import NOWHERE, ScheduleState, StateLoop, reduction_loop_na
 
 
 def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
-    """The schedule from which `plan_of_schedule` makes `plan`, for a normalized op."""
+    """The schedule for which `plan_of_schedule` returns `plan`, for a normalized op."""
     nest = replace(start_state(op, NOWHERE), loops=_number_loops(plan))
     pieces: list[Primitive] = list(_make_tile_primitives(nest))
     original = tuple(i.name for i in op.reductions)
@@ -45,7 +45,7 @@ def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
 
 
 def _make_edge_primitives(nest: ScheduleState, plan: Plan) -> Iterator[Primitive]:
-    """The primitives for the last tiles: `pad` and `peel`."""
+    """The primitives for remainder tiles: `pad` and `peel`."""
     padded = {level.iterator for level in plan.levels if level.edge is Edge.PADDED}
     sides = [step.side for step in plan.packs if padded & set(variable_names(nest.op.factors[step.side.value]))]
     if sides:
@@ -68,7 +68,7 @@ def _number_loops(plan: Plan) -> tuple[StateLoop, ...]:
 
 
 def _make_tile_primitives(nest: ScheduleState) -> Iterator[written.Tile]:
-    """Consecutive loops of different iterators are one tiling."""
+    """The tilings of the loops: consecutive loops over different iterators are one `tile`."""
     sizes: dict[str, int] = {}
     for loop in nest.loops:
         name = nest.iterator_display_name(loop.iterator)

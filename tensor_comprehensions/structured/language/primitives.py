@@ -20,12 +20,12 @@ from ...core.errors import ArgumentError
 
 Sizes = tuple[tuple[str, int], ...]
 LONGEST = 1 << 16
-"""Most characters of a schedule as text; longer texts are refused unread."""
+"""Most characters of a schedule as text; longer texts are rejected without parsing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One tile loop per iterator, in this order, inside the loops of earlier tiles."""
+    """Adds one tile loop per iterator, in this order, inside the loops of earlier tilings."""
 
     sizes: Sizes
 
@@ -35,7 +35,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Interchange:
-    """The named loops exchange places, so that they stand in this order."""
+    """Reorders the named loops among their positions."""
 
     loops: tuple[str, ...]
 
@@ -45,7 +45,7 @@ class Interchange:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Copies the part of a factor that one iteration of a loop reads, in the order of the reads; None: all of it."""
+    """Packs the part of a factor that one iteration of a loop reads, in the order of the reads; None: all of it."""
 
     operand_loops: tuple[tuple[str, str | None], ...]
 
@@ -57,7 +57,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """Fills up the last tiles along these packed factors: their panels have zeros past the end."""
+    """Pads the remainder tiles of these packed factors: their panels have zeros past the end."""
 
     operands: tuple[str, ...]
 
@@ -124,7 +124,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class NontemporalStores:
-    """Writes the output past the caches."""
+    """Writes the output with non-temporal stores, which bypass the caches."""
 
     def __str__(self) -> str:
         return "nontemporal_stores()"
@@ -162,7 +162,7 @@ class PackOutput:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several schedules."""
+    """A choice between several schedules."""
 
     options: tuple[Schedule, ...]
 
@@ -209,7 +209,7 @@ class Schedule:
         return " >> ".join(map(str, self.primitives)) or "Schedule()"
 
     def alternatives(self) -> Iterator[Schedule]:
-        """Every schedule without choices that this one stands for, in order."""
+        """All schedules without choices that this one offers, in order."""
         parts = [
             [chosen for option in piece.options for chosen in option.alternatives()]
             if isinstance(piece, Choice)
@@ -232,7 +232,7 @@ def parse_schedule(text: str) -> Schedule:
         raise ArgumentError(f"a schedule has {len(text)} characters", expected=f"at most {LONGEST}")
     try:
         return _evaluate_node(ast.parse(text.strip(), mode="eval").body)
-    except (RecursionError, MemoryError):  # both of the nesting, with a frame for each level
+    except (RecursionError, MemoryError):  # deep nesting, with a frame for each level
         raise ArgumentError("a schedule nests too deep", expected="primitives, one after the other") from None
     except (SyntaxError, TypeError, ValueError) as error:
         raise ArgumentError(
@@ -276,7 +276,7 @@ def interchange(loops: str) -> Schedule:
 def pack(*whole: str, **factors: str) -> Schedule:
     """Copy the part of A that one iteration of `m1` reads, `pack(A="m1")`, or all of A, `pack("A")`.
 
-    The copy has the order of the reads. Operands have the names of their tensors, or `left` and `right`.
+    The panel has the order of the reads. An operand has the name of its tensor, or `left` or `right`.
     """
     named = (*((name, None) for name in whole), *factors.items())
     _check_names("pack", [name for name, _ in named], "the names of tensors")
@@ -284,9 +284,9 @@ def pack(*whole: str, **factors: str) -> Schedule:
 
 
 def pad(*factors: str) -> Schedule:
-    """Fill up the last register tile along a packed operand: its panel has zeros past the end.
+    """Pad the remainder tile along a packed operand: its panel has zeros past the end.
 
-    Results past the end are computed and not stored, so one micro-kernel serves all tiles.
+    Results past the end are computed but not stored, so that one micro-kernel serves all tiles.
     """
     _check_names("pad", factors, "the names of packed tensors")
     return Schedule((Pad(factors),))
@@ -336,16 +336,19 @@ def parallel(*loops: str, grain_size: int = 0) -> Schedule:
 
 
 def nontemporal_stores() -> Schedule:
-    """Write the output past the caches: for large outputs that are not read soon, in tiles of whole cache lines."""
+    """Write the output with non-temporal stores, which bypass the caches.
+
+    For large outputs that are not read soon. Only whole cache lines benefit.
+    """
     return Schedule((NontemporalStores(),))
 
 
 def matrix_instruction(instruction: str = "") -> Schedule:
     """Compute the register tile with a matrix instruction (AMX), if the processor has one.
 
-    Without a name, it is the first that multiplies operands of these types. Tiles consist of whole matrix tiles; the
-    last one is filled up with zeros. The vectorized operand is packed, and so is the other one unless it already lies
-    in memory as the instruction reads it.
+    Without a name, it is the first instruction for operands of these types. Register tiles consist of whole matrix
+    tiles; the last one is padded with zeros. Pack the vectorized operand, and the other one unless it already has the
+    layout in memory that the instruction reads.
     """
     if not isinstance(instruction, str):
         raise ArgumentError(f"matrix_instruction has {instruction!r}", expected="the name of an instruction, or none")
@@ -355,7 +358,7 @@ def matrix_instruction(instruction: str = "") -> Schedule:
 def prefetch(**factors: str) -> Schedule:
     """Prefetch the rows of B that the next iteration of `n1` reads: `prefetch(B="n1")`.
 
-    For operands that are contiguous along the lanes and do not fit into L2. Names as for `pack`.
+    For operands that are contiguous along the lanes and do not fit into L2. Operands have the same names as in `pack`.
     """
     _check_names("prefetch", list(factors), "the names of tensors, each with a loop's")
     return Schedule((Prefetch(tuple(factors.items())),))
@@ -364,8 +367,7 @@ def prefetch(**factors: str) -> Schedule:
 def pack_output(loop: str) -> Schedule:
     """Keep the results of one iteration of `m1` in a panel, and store them when they are complete: `pack_output("m1")`.
 
-    For lanes that run across the rows of the output: the stores transpose the panel, which saves transposing the
-    operand.
+    For lanes across the rows of the output: the stores transpose the panel, so that no operand has to be transposed.
     """
     _check_names("pack_output", [loop], "the name of a loop")
     return Schedule((PackOutput(loop),))

@@ -18,7 +18,10 @@ NOWHERE = CpuTarget("cpu", "", "", 512, 32, ())
 
 @dataclass(frozen=True, slots=True)
 class StateLoop:
-    """A loop around the register tile. number: counts the tiles of an iterator from 1; 0 if it has none."""
+    """A loop around the register tile, over tiles of `size` points.
+
+    number: counts the tile loops of an iterator from 1, outermost first; 0 for an iterator that is not tiled.
+    """
 
     iterator: str
     number: int
@@ -30,17 +33,24 @@ class ScheduleState:
     """The state of an op while primitives are applied.
 
     Attributes:
-        op: as given; iterators of extent 1 are included and get no loop in the end.
-        loops: around the register tile, outermost first.
-        sums: the reduction loops inside it, outermost first.
+        op: the op, including iterators of extent 1, which get no loop in the plan.
+        may_parallelize: whether loops may be parallel.
+        loops: the loops around the register tile, outermost first.
+        sums: the reduction loops inside the register tile, outermost first.
+        vector: the iterator along the lanes; None until `vectorize`.
+        lanes: scalars per vector; 0 chooses from the target.
         vectors_per_register: vectors of a panel that share a register.
-        packs: factors and the loop inside which they are copied; None: outside of all.
-        padded: factors along which the last tiles are filled up. peeled: loops whose last tile has separate code.
-        shared: number of outermost loops that the threads share. may_parallelize: whether they may.
-        nontemporal: whether the output is written past the caches.
+        packs: (factor, loop inside which it is packed); None: outside of all loops.
+        padded: factors whose iterators have padded remainder tiles.
+        peeled: loops whose remainder tile has separate code.
+        unrolled: (reduction, unroll factor); 0: completely.
+        shared: the outermost loops that make up the parallel loop.
+        grain: least number of its iterations per thread; 0 chooses from the work of an iteration.
+        nontemporal: whether non-temporal stores write the output.
         instruction: the matrix instruction of the register tile; "" for plain vectors.
-        prefetches: factors and the loop for whose next iteration they are prefetched.
-        output_panel_loop: the loop inside which results are kept in a panel until they are complete.
+        prefetches: (factor, loop for whose next iteration it is prefetched).
+        output_panel_loop: the loop inside which a panel keeps results until they are complete; None: no panel.
+        notes: a line on the effect of each primitive so far.
     """
 
     op: StructuredOp
@@ -65,17 +75,17 @@ class ScheduleState:
 
     @property
     def remaining_points(self) -> tuple[StateLoop, ...]:
-        """The loops of more than one iteration, which remain in the end."""
+        """The loops that the plan keeps: those over iterators with more than one value."""
         return tuple(loop for loop in self.loops if self.op.extent(loop.iterator) > 1)
 
     # --- names ---
 
     def iterator_display_name(self, iterator: str) -> str:
-        """The name that an index has in the def: ops of a kernel put their own name before it."""
+        """The name of an iterator in schedules: that of the def's index, without the op's prefix."""
         return self.op.display_name(iterator)
 
     def iterator(self, name: str) -> Dimension:
-        """Raises ArgumentError that lists the names there are."""
+        """The iterator with this display name. Raises ArgumentError that lists all names."""
         found = [i for i in self.op.iterators if self.iterator_display_name(i.name) == name]
         if found:
             return found[0]
@@ -87,7 +97,7 @@ class ScheduleState:
         )
 
     def name(self, loop: StateLoop) -> str:
-        """How a loop is called."""
+        """The name of a loop in schedules: `m`, or `m1` for a tile loop (`m.1` if an iterator is called `m1`)."""
         iterator = self.iterator_display_name(loop.iterator)
         if not loop.number:
             return iterator
@@ -117,7 +127,7 @@ class ScheduleState:
         )
 
     def side(self, name: str) -> Side:
-        """The factor that reads the tensor `name`. Raises ArgumentError."""
+        """The factor that reads the tensor `name`, or `left` or `right`. Raises ArgumentError."""
         read = {side: [a.buffer.name for a in loads_in(self.op.factors[side.value])] for side in Side}
         found = [side for side, tensors in read.items() if name in tensors]
         if not found:
@@ -140,14 +150,17 @@ def start_state(op: StructuredOp, target: CpuTarget, *, may_parallelize: bool = 
 
 
 def reduction_loop_name(nest: ScheduleState, iterator: str) -> tuple[str, ...]:
-    """The name of the loop over a reduction inside the register tile: `k` if it is not tiled, else `k0`."""
+    """The names of the loop over a reduction inside the register tile: `k0` or `k.0`, and `k` if it is not tiled.
+
+    The first is the preferred one.
+    """
     shown = nest.iterator_display_name(iterator)
     tiled = any(loop.iterator == iterator for loop in nest.loops)
     return (f"{shown}0", f"{shown}.0") if tiled else (shown, f"{shown}0", f"{shown}.0")
 
 
 def padded_iterators(nest: ScheduleState) -> list[str]:
-    """The iterators that move only padded factors."""
+    """The parallel iterators that only padded factors depend on."""
     others = [f for side, f in zip(Side, nest.op.factors, strict=True) if side not in nest.padded]
     mine = {n for side in nest.padded for n in variable_names(nest.op.factors[side.value])}
     elsewhere = {n for factor in others for n in variable_names(factor)}
@@ -155,6 +168,6 @@ def padded_iterators(nest: ScheduleState) -> list[str]:
 
 
 def contiguous_along(op: StructuredOp) -> list[Dimension]:
-    """The iterators along which the output is contiguous."""
+    """The parallel iterators of extent > 1 along which the output is contiguous."""
     written_steps = access_strides(op.output, [i.name for i in op.iterators]) or {}
     return [i for i in op.parallel if written_steps.get(i.name) == 1 and i.extent > 1]

@@ -21,11 +21,11 @@ Expert: TypeAlias = "Callable[[StructuredOp, CpuTarget], Schedule]"
 """A function of an op and a target that returns a schedule."""
 ScheduleArgument: TypeAlias = "Schedule | Expert"
 ScheduleArguments: TypeAlias = "ScheduleArgument | tuple[tuple[str, ScheduleArgument], ...] | None"
-"""One for all contractions, or one per name of a tensor that a contraction defines; None: the cost model's choice."""
+"""A schedule for all contractions, or (tensor that a contraction defines, its schedule) pairs; None: the default."""
 
 
 def freeze_schedule(schedule: object) -> ScheduleArguments:
-    """A user's schedule as a value that can be a key. Raises ArgumentError."""
+    """A user's schedule (mappings become tuples) as a hashable value. Raises ArgumentError."""
     pairs = tuple(schedule.items()) if isinstance(schedule, Mapping) else schedule
     if isinstance(pairs, tuple):
         return tuple(map(_check_pair, pairs))
@@ -53,7 +53,7 @@ def _check_schedule(schedule: object) -> ScheduleArgument:
 
 
 def schedule_for(schedules: ScheduleArguments, *names: str) -> ScheduleArgument | None:
-    """The schedule for the contraction that has these names."""
+    """The schedule for a contraction with any of these names; None if there is none."""
     if isinstance(schedules, tuple):
         return next((s for name, s in schedules if name in names), None)
     return schedules

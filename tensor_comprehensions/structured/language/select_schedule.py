@@ -1,4 +1,4 @@
-"""A schedule for one op: resolve its choices, and make a plan of it."""
+"""Resolve the choices of a schedule for one op, and make the plan."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from .schedule_types import Expert, ScheduleArgument
 
 
 def resolve_schedule(schedule: ScheduleArgument, op: StructuredOp, target: CpuTarget) -> Schedule:
-    """The schedule for `op`, without choices: the best applicable alternative by the cost model.
+    """The schedule for `op`, without choices: of the alternatives that apply, the best by the cost model.
 
-    Raises ArgumentError for unknown names, CannotLower with all reasons if none applies.
+    For memory-bound ops, which the cost model does not cover, it is the first that applies.
+
+    Raises:
+        ArgumentError: the schedule has an unknown name, or a heuristic fails or returns no schedule.
+        CannotLower: no alternative applies; the message has all reasons.
     """
     pipeline = schedule if isinstance(schedule, Schedule) else _call_expert(schedule, op, target)
     alternatives = list(pipeline.alternatives())
@@ -30,7 +34,7 @@ def resolve_schedule(schedule: ScheduleArgument, op: StructuredOp, target: CpuTa
     for alternative in alternatives:
         try:
             check_schedule(alternative, op, target)
-            if not op.is_product:  # the first that applies: its cost is a matter of memory, which is measured
+            if not op.is_product:
                 return alternative
             plan = plan_of_schedule(alternative, op, target)
         except CannotLower as refusal:
@@ -45,7 +49,7 @@ def resolve_schedule(schedule: ScheduleArgument, op: StructuredOp, target: CpuTa
 
 
 def _call_expert(expert: Expert, op: StructuredOp, target: CpuTarget) -> Schedule:
-    """The result of a schedule heuristic, of the package or of the user, for `op`."""
+    """The result of a schedule heuristic for `op`. Raises ArgumentError if a user's heuristic fails."""
     try:
         pipeline = expert(op, target)
     except (TCError, InternalError, CannotLower):
@@ -72,14 +76,14 @@ def check_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> N
 
 
 def explain_resolved(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> str:
-    """The effect of every primitive on `op`, a line each. Raises as `check_schedule`."""
+    """Lines on the effect of every primitive on `op`. Raises as `check_schedule`."""
     return explain_schedule(pipeline, op, target) if op.is_product else explain_memory_bound(pipeline, op, target)
 
 
 def make_contraction_plan(
     schedule: ScheduleArgument | None, op: StructuredOp, target: CpuTarget, *, parallel: bool
 ) -> Plan:
-    """The plan for `drop_unit_dims(op)`: that of the schedule, else of the cost model."""
+    """The plan for `drop_unit_dims(op)` of the schedule; None chooses by the cost model."""
     if schedule is None:
         return select_plan(drop_unit_dims(op), target, parallel=parallel)
     return plan_of_schedule(resolve_schedule(schedule, op, target), op, target, parallel=parallel)

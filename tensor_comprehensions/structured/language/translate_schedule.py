@@ -1,4 +1,4 @@
-"""Pipelines for an op that has other names."""
+"""Translate a schedule to an op with other names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .primitives import Primitive, Schedule
 
 
 def translate_schedule(pipeline: Schedule, op: StructuredOp, other: StructuredOp) -> Schedule:
-    """`pipeline`, a schedule for `op`, in the names of `other`, which differs from `op` in names alone."""
+    """`pipeline`, a schedule for `op`, with the names of `other`, which differs from `op` only in names."""
     iterators = {
         op.display_name(i.name): other.display_name(j.name) for i, j in zip(op.iterators, other.iterators, strict=True)
     }
@@ -26,7 +26,7 @@ def _list_factor_tensors(op: StructuredOp) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Translation:
-    """iterators, factors: the new names by the old ones."""
+    """Maps from old to new names. factors: of the tensors that the factors read."""
 
     iterators: Mapping[str, str]
     factors: Mapping[str, str]
@@ -64,7 +64,7 @@ class _Translation:
         return self.factors.get(name, name)
 
     def loop(self, name: str) -> str:
-        """An iterator, or a loop of one with its number, which a dot keeps apart from the iterator's own digits."""
+        """The new name of an iterator, or of a tile loop; a dot separates its number from the iterator's own digits."""
         if name in self.iterators:
             return self.iterators[name]
         stems = [s for s in self.iterators if name.startswith(s) and name[len(s) :].lstrip(SEPARATOR).isdigit()]

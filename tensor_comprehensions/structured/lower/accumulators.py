@@ -1,7 +1,7 @@
-"""The accumulators of a register tile and their registers: one each, or one for several sub-vectors.
+"""The accumulators of a register tile and their registers, which may hold several sub-vectors each.
 
-Rows of 24 points are three vectors of 8 lanes. Two such adjacent rows of a panel fill three registers of 16,
-while vectors of 16 would leave a quarter of four registers idle.
+Rows of 24 points are three vectors of 8 lanes. Two adjacent rows of a panel fill three registers of 16 lanes, while
+vectors of 16 lanes would take four registers and leave a quarter of their lanes idle.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .tile import local_var
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """One accumulator.
+    """One vector of partial sums.
 
     Attributes:
-        at: its place in the iteration domain.
-        offsets: its place, counted from the tile's first point; whole vectors along the lanes.
-        mask: its lanes that exist.
-        register: its number.
-        part: its lanes of the register; empty: all.
+        at: its point in the iteration domain: the value of every iterator, a ramp along the lanes.
+        offsets: its offset from the tile's first point along each parallel iterator, in vectors along the lanes.
+        mask: which of its lanes are inside the domain; None: all.
+        register: the number of its register.
+        part: the lanes of the register that it has; empty: all.
     """
 
     at: dict[str, Expr]
@@ -36,7 +36,10 @@ class Accumulator:
 
 
 def share_registers(cells: Sequence[Accumulator], plan: Plan, still: Collection[str]) -> list[Accumulator]:
-    """`cells` with `plan.joined` neighbors to a register, as far as they differ in none of the iterators `still`."""
+    """`cells` with up to `plan.vectors_per_register` neighbors in a register.
+
+    Cells that share a register have the same offsets along the iterators `still`.
+    """
     found: list[Accumulator] = []
     register, row, taken = -1, None, 0
     for cell in cells:
@@ -50,7 +53,7 @@ def share_registers(cells: Sequence[Accumulator], plan: Plan, still: Collection[
 
 
 def by_register(cells: Sequence[Accumulator]) -> list[list[Accumulator]]:
-    """The cells of each register."""
+    """The cells of each register, in order of first appearance."""
     groups: dict[int, list[Accumulator]] = {}
     for cell in cells:
         groups.setdefault(cell.register, []).append(cell)
@@ -69,13 +72,13 @@ def concat_subvectors(group: Sequence[Accumulator], values: Sequence[Expr], lane
 
 
 def read_accumulator(registers: Buffer, cell: Accumulator) -> Expr:
-    """The accumulator of a cell."""
+    """The value of an accumulator: all lanes of its register, or its part of them."""
     whole = Load(registers, (build.const(cell.register),))
     return build.shuffle(whole, whole, cell.part) if cell.part else whole
 
 
 def whole_register_runs(cells: Sequence[Accumulator], plan: Plan) -> list[Accumulator]:
-    """`cells`, with those that fill a register and continue along the lanes as one."""
+    """`cells` with those that fill a register in the order of the lanes merged into one vector."""
     found: list[Accumulator] = []
     for group in by_register(cells):
         first = group[0]

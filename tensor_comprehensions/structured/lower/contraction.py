@@ -1,4 +1,4 @@
-"""Lowering of a structured op to loops: check it, choose a plan, and generate code for the plan."""
+"""Lowering of a structured op to loops: check the op, choose a plan, and generate code for it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from .tile import Region, full_region, parallel_tile_nest, peel_region, tile_loo
 
 Operands = tuple[Operand, ...]
 COPY, RESULTS = "copy of", "results from a panel"
-"""Roles of stores: into a panel of a factor; of sums that a panel has kept until they are complete."""
+"""Origins of stores: into the panel of a factor; from an output panel into the output."""
 
 
 def lower_contraction(op: StructuredOp, target: CpuTarget, *, parallel: bool, plan: Plan | None = None) -> Stmt:
     """The loops that compute `op` on `target`.
 
-    parallel: the op stands alone at the top of a kernel and its outermost loop may be parallel; otherwise
-    every loop is serial. plan: followed instead of the one the cost model chooses; it must be made for
-    `drop_unit_dims(op)`.
+    Args:
+        op: an empty parallel iterator makes an empty program.
+        parallel: whether the outermost loop may be parallel, because no loop surrounds the op.
+        plan: a plan for `drop_unit_dims(op)`; None leaves the choice to the cost model.
 
     Raises:
-        CannotLower: no register tile can compute the op. `why_unprofitable` says whether one does it well.
+        CannotLower: no register tile can compute the op. Whether one is fast is the question of `why_unprofitable`.
     """
     if op.reduction != "+":
         raise CannotLower(f"{op.name}: reduction {op.reduction!r} of products")
@@ -61,7 +62,7 @@ def generate_contraction(op: StructuredOp, plan: Plan) -> Stmt:
 
 
 def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
-    """The loop that the threads share, after the copies that they make together."""
+    """The parallel loop, inside the allocations and fills of the panels that all its iterations share."""
     alike = tuple(step for step in plan.packs if is_shared_panel(op, plan, step))
     panels, operands = _make_panels(op, plan, region, operands, alike)
     packs = tuple(step for step in plan.packs if step.depth and step not in alike)
@@ -78,7 +79,10 @@ def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operand
 def _lower_levels(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[PackStep, ...], depth: int
 ) -> Stmt:
-    """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
+    """The code inside `plan.levels[:depth]`: the panels of `packs` at this depth, then the remaining loops.
+
+    Tiles without needed elements are skipped.
+    """
     if depth in (plan.parallel_depth, len(plan.levels)) or any(step.depth == depth for step in packs):
         return build.when(emit_region_needed(op, region), _lower_region(op, plan, region, operands, packs, depth))
     return _lower_region(op, plan, region, operands, packs, depth)
@@ -87,7 +91,7 @@ def _lower_levels(
 def _lower_region(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[PackStep, ...], depth: int
 ) -> Stmt:
-    """`_lower_levels` for a region with elements that are needed."""
+    """`_lower_levels` without a test whether the region has needed elements."""
     if depth == plan.output_panel_depth:
         results = make_output_panel(op, plan, region, internal_name(op.name, "results"))
         inner = replace(plan, output_panel_depth=None, nontemporal=False)
@@ -107,7 +111,7 @@ def _lower_region(
 def _make_panels(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: Iterable[PackStep]
 ) -> tuple[list[PackedPanel], Operands]:
-    """The panels for the operands read in `region`, and the operands that read from them."""
+    """The panels of `packs` for reads in `region`, and all operands, of which the packed ones read panels."""
     panels = []
     for step in packs:
         side = step.side.value

@@ -1,4 +1,4 @@
-"""The part of an op's box that its mask leaves, tile by tile: which are skipped, and how far their sums go."""
+"""Masked domains: skip tiles that a mask excludes, and shorten the reduction loops of the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..op import HalfSpace, StructuredOp
 from .tile import Region, local_var, tile_number_var
 
 Step = Callable[[dict[str, Expr]], Stmt]
-"""Makes the code for given values of the reductions."""
+"""Generates the code for given values of the reductions."""
 
 
 def emit_half_space_test(half: HalfSpace, at: Mapping[str, Expr]) -> Expr:
-    """Whether a point is in the half space, per lane for a vector."""
+    """A bool expression: whether a point is in the half space, per lane for a vector of points."""
     total = half.rest
     for name, c in half.terms:
         total = build.add(total, build.mul(at[name], c))
@@ -24,7 +24,7 @@ def emit_half_space_test(half: HalfSpace, at: Mapping[str, Expr]) -> Expr:
 
 
 def emit_membership(halves: Iterable[HalfSpace], at: Mapping[str, Expr]) -> Expr:
-    """Whether a point is in all of them."""
+    """A bool expression: whether a point is in all half spaces, per lane for a vector of points."""
     whole: Expr = build.TRUE
     for half in halves:
         whole = build.logical_and(whole, emit_half_space_test(half, at))
@@ -32,7 +32,7 @@ def emit_membership(halves: Iterable[HalfSpace], at: Mapping[str, Expr]) -> Expr
 
 
 def emit_region_needed(op: StructuredOp, region: Region) -> Expr:
-    """Whether a region contains elements that are needed, and so must be computed."""
+    """A bool expression: false only if no element of a region is needed."""
     whole: Expr = build.TRUE
     for half in op.elements:
         whole = build.logical_and(whole, build.ge(_build_form_extremum(half, region, most=True), 0))
@@ -40,7 +40,7 @@ def emit_region_needed(op: StructuredOp, region: Region) -> Expr:
 
 
 def _build_form_extremum(half: HalfSpace, region: Region, *, most: bool, without: str = "") -> Expr:
-    """The largest (or smallest) value of the form in a region, without the term of one iterator."""
+    """The largest (or smallest) value in a region of the half space's affine form, minus the term of `without`."""
     total = half.rest
     for name, c in half.terms:
         if name == without:
@@ -53,9 +53,11 @@ def _build_form_extremum(half: HalfSpace, region: Region, *, most: bool, without
 
 @dataclass(frozen=True, slots=True)
 class UnmaskedRange:
-    """The steps of one reduction, counted from the start of its range, in a register tile.
+    """Which steps of one reduction have terms in a register tile, counted from the start of its range.
 
-    Those in `first .. stop` have terms, and in `all_first .. all_stop`, which is inside, all points of the tile do.
+    Attributes:
+        first, stop: the half-open range of steps in which some points of the tile have a term.
+        all_first, all_stop: the half-open range, inside it, in which all points have one.
     """
 
     first: Expr
@@ -65,7 +67,7 @@ class UnmaskedRange:
 
 
 def unmasked_range_of(op: StructuredOp, region: Region, name: str) -> UnmaskedRange:
-    """The range of the reduction `name` in a register tile, for all values of the other reductions."""
+    """The range of the reduction `name` in a register tile that holds for all values of the other reductions."""
     part = region[name]
     first: Expr = build.const(0)
     stop: Expr = build.const(part.size)
@@ -93,9 +95,13 @@ def unmasked_range_of(op: StructuredOp, region: Region, name: str) -> UnmaskedRa
 def masked_sum(
     op: StructuredOp, name: str, at_once: int, region: Region, before: Step, step: Step, masked: Step
 ) -> Stmt:
-    """The loop over the reduction `name` in a register tile, if its end depends on the tile.
+    """The loops over the reduction `name` in a register tile whose bounds depend on the tile.
 
-    step: if all points have a term; `at_once` of them per iteration, each after `before`. masked: if only some have.
+    Args:
+        at_once: steps per iteration of the loop without masks.
+        before: the code at the start of each of its iterations.
+        step: the code of a step in which all points of the tile have a term.
+        masked: the code of a step in which only some have.
     """
     part = region[name]
 
@@ -121,7 +127,7 @@ def masked_sum(
 
 
 def summed_along(op: StructuredOp, loops: Sequence[str], unrolled: Sequence[str]) -> str:
-    """The reduction whose loop has other bounds in each tile; "" where each term is asked for itself."""
+    """The reduction whose loop gets bounds per tile; "" if the op has no mask, or each term has to be tested."""
     if not op.terms or not loops:
         return ""
     summed = {name for half in op.terms for name, _ in half.terms} & {i.name for i in op.reductions}

@@ -32,7 +32,7 @@ CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A factor as the micro-kernel reads it. padded: reading the lanes past the end of the range is harmless."""
+    """A factor as the micro-kernel reads it. padded: whether lanes past the end of the range may be read."""
 
     value: Expr
     padded: bool = False
@@ -40,14 +40,19 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class WindowLoads:
-    """Vectors of the factor `side`, each with the accumulators and the steps of the innermost reduction that use it."""
+    """Vectors that several steps of a window share.
+
+    Attributes:
+        side: the factor (0: left, 1: right).
+        users: for each vector of it, the (accumulator, step of the innermost reduction) pairs that use it.
+    """
 
     side: int
     users: tuple[tuple[tuple[Accumulator, int], ...], ...]
 
 
 def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
-    """`op` on the register tile `region`, reading the factors as `operands` say."""
+    """`op` on the register tile `region`, with the factors read as given by `operands`."""
     cells = tile_accumulators(op, plan, region)
     width = Type(op.dtype, plan.lanes * plan.vectors_per_register)
     registers = Buffer(internal_name(op.name, "acc"), width, (len(by_register(cells)),), (1,), Space.REGISTER)
@@ -70,7 +75,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
 
 
 def _assign_cell_registers(own: Sequence[Accumulator], cells: Sequence[Accumulator]) -> list[Accumulator]:
-    """`own` in the registers of those of `cells` that stand at the same places."""
+    """`own` with the registers that `cells` have at the same offsets."""
     if len(own) == len(cells):
         return list(own)
     places = {tuple(c.offsets.items()): (c.register, c.part) for c in cells}
@@ -79,7 +84,7 @@ def _assign_cell_registers(own: Sequence[Accumulator], cells: Sequence[Accumulat
 
 
 def tile_accumulators(op: StructuredOp, plan: Plan, region: Region) -> list[Accumulator]:
-    """The accumulators, vectors of one row next to each other."""
+    """The accumulators of a register tile, row by row."""
     rows = _row_order(op, plan)
     lane_range = region[plan.vector]
     vectors = [
@@ -107,13 +112,13 @@ def tile_accumulators(op: StructuredOp, plan: Plan, region: Region) -> list[Accu
 
 
 def _row_order(op: StructuredOp, plan: Plan) -> list[str]:
-    """The iterators other than the lanes': those that do not move the vectors first, so scalars are live shortly."""
+    """The parallel iterators other than the lanes'; those of the vector operand are inside, so scalars live shortly."""
     beside = _iterators_beside_vectors(op, plan)
     return sorted((i.name for i in op.parallel if i.name != plan.vector), key=lambda name: name not in beside)
 
 
 def _iterators_beside_vectors(op: StructuredOp, plan: Plan) -> frozenset[str]:
-    """The parallel iterators that leave the vectors alone."""
+    """The parallel iterators that no factor with vectors depends on."""
     vectors = {name for f in op.factors if plan.vector in variable_names(f) for name in variable_names(f)}
     return frozenset(i.name for i in op.parallel if i.name not in vectors)
 
@@ -126,7 +131,7 @@ def _emit_accumulator_init(
 ) -> Stmt:
     """Set the accumulators: to the initial value, or to the partial sums that an earlier block stored.
 
-    Of `all_measurements` in the register tile only `cells` stand for points that exist; the others start from zero.
+    Of the accumulators `everything` of the register tile, only `cells` are in the domain; the others start from zero.
     """
     first = _and_conditions([region[i.name].first for i in op.reductions])
     existing = {(c.register, c.part): c for c in cells}
@@ -152,7 +157,7 @@ def _emit_accumulator_init(
 
 
 def _emit_register_store(registers: Buffer, group: Sequence[Accumulator], values: Sequence[Expr]) -> Stmt:
-    """Give the cells of a register these values."""
+    """Store these values in the cells of a register."""
     return build.store(registers, (group[0].register,), concat_subvectors(group, values, registers.type.lanes))
 
 
@@ -187,7 +192,7 @@ def _emit_reduction_loops(
     apart = unrolled[:-1] if windows else unrolled
 
     def unrolled_steps(values: dict[str, Expr], *, masked: bool = bool(op.terms) and not bounded) -> Stmt:
-        """All of the unrolled reductions where the others have given values; masked: each term is asked for."""
+        """The unrolled reductions for given values of the others; masked: test for each term whether it is summed."""
         parts: list[Stmt] = []
         for offsets in product(*(range(region[name].size) for name in apart)):
             at = dict(values)
@@ -255,7 +260,7 @@ def _emit_multiply_adds(
     at: dict[str, Expr],
     only: Sequence[HalfSpace] = (),
 ) -> Stmt:
-    """One multiply-add per accumulator; a common operand of several is read once. only: for terms in there."""
+    """One multiply-add per register; operands that registers share are read once. only: conditions on the terms."""
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
@@ -285,7 +290,7 @@ def _emit_multiply_adds(
 def _find_window_loads(
     op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand], cells: Sequence[Accumulator], name: str
 ) -> WindowLoads | None:
-    """How accumulators share vectors of a factor over the steps of the reduction `name`; None if none do."""
+    """The vectors of a factor that accumulators share over the steps of the reduction `name`; None if none."""
     for side, operand in enumerate(operands):
         moved = (
             access_strides(operand.value, cells[0].offsets.keys() | {name}) if isinstance(operand.value, Load) else None
@@ -311,7 +316,7 @@ def _emit_sliding_multiply_adds(
     windows: WindowLoads,
     values: Sequence[dict[str, Expr]],
 ) -> Stmt:
-    """The multiply-adds of the steps at `values`, vector by vector of the factor over which windows slide."""
+    """The multiply-adds of the steps at `values`, in the order of the vectors over which windows slide."""
     moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
@@ -335,13 +340,13 @@ def _emit_sliding_multiply_adds(
 
 
 def _iterators_moving_operand(operand: Operand, cell: Accumulator) -> list[str]:
-    """The tile's iterators that move an operand."""
+    """The tile's iterators that an operand depends on."""
     used = variable_names(operand.value)
     return [name for name in cell.offsets if name in used or local_var(name) in used or tile_number_var(name) in used]
 
 
 def _nest_definitions(sequence: Sequence[tuple[Var, Expr] | Store]) -> Stmt:
-    """Definitions and stores in order, with each definition around everything that follows."""
+    """Definitions and stores in order, as nested `Let`s: each definition encloses everything that follows."""
     tail: list[Stmt] = []
     for item in reversed(sequence):
         if isinstance(item, Store):
@@ -388,7 +393,7 @@ def _store_in_place(
 
 
 def _by_address(op: StructuredOp, plan: Plan, cells: Sequence[Accumulator]) -> Sequence[Accumulator]:
-    """In memory order: non-temporal stores wait until the parts of a line are complete, in few places."""
+    """`cells` in the order of output addresses: a processor combines non-temporal stores into few open lines."""
     moved = access_strides(op.output, cells[0].offsets)
     if moved is None:
         return cells
@@ -407,7 +412,7 @@ def _emit_store(op: StructuredOp, cell: Accumulator, value: Expr, *, streaming: 
 
 
 def _has_costly_call(e: Expr) -> bool:
-    """Whether `e` calls a function that is more than an instruction or two."""
+    """Whether `e` calls a function that takes more than an instruction or two."""
     return any(isinstance(x, Call) and x.function not in CHEAP_CALLS for x in walk_expr(e))
 
 
@@ -424,7 +429,7 @@ def _store_staged(
 def _store_transposed(
     op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
 ) -> Stmt:
-    """Store the sums transposed, through the epilogue: on whole vectors of sums if its operands allow that."""
+    """Store the sums transposed; the epilogue runs before on whole vectors of sums, if its operands allow that."""
     rows, at = _row_order(op, plan), region_origin(region)
     sums = [read_accumulator(registers, c) for c in cells]
     if not _is_epilogue_vectorizable(op, plan.vector):
@@ -447,10 +452,7 @@ def _store_transposed(
 
 
 def _is_epilogue_vectorizable(op: StructuredOp, vector: str) -> bool:
-    """Whether the epilogue maps vectors of sums to vectors, with operands that are contiguous along `vector`.
-
-    Or equal in all lanes.
-    """
+    """Whether the epilogue can run on vectors of sums: its loads are contiguous or constant along `vector`."""
     if op.epilogue is None or op.stored_value.type.dtype != op.dtype:
         return False
     moved = [access_strides(load, [i.name for i in op.iterators]) for load in loads_in(op.epilogue)]
@@ -458,7 +460,10 @@ def _is_epilogue_vectorizable(op: StructuredOp, vector: str) -> bool:
 
 
 def store_rows(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, columns: Sequence[Accumulator]) -> Stmt:
-    """Store the sums in `buffer`, a row of it per row of the register tile; `columns` are the cells of the first."""
+    """Store the sums in `buffer`, which has a row per row of the register tile, through the epilogue.
+
+    columns: the cells of the first row.
+    """
     rows = [name for name in _row_order(op, plan) if region[name].size > 1]
     offsets: dict[str, Expr] = {name: Var(internal_name(name, "row")) for name in rows}
     at = dict(columns[0].at)
@@ -472,7 +477,7 @@ def store_rows(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, col
 def _emit_accumulator_spill(
     op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr]
 ) -> tuple[Buffer, Stmt]:
-    """A buffer with a row per row of the register tile, and the stores of `values`, one of each accumulator."""
+    """A buffer with a row per row of the register tile, and the stores of `values`, one per accumulator, to it."""
     vectors = _count_row_vectors(plan, region)
     shape = (len(values) // vectors, vectors * plan.lanes)
     buffer = build.buffer(internal_name(op.name, "sums"), op.dtype, shape, Space.SCRATCH)

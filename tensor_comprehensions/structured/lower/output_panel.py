@@ -1,7 +1,7 @@
-"""Output panels: the results of the loops below a level are kept in a panel, and stored in memory order when complete.
+"""Output panels: a panel keeps the results of the loops inside a level, and is copied to the output when complete.
 
-If the output and the vectorized factor are contiguous along different iterators, one of them has to be transposed. A
-panel of results lets that be the smaller one, and both are accessed in runs as long as the panel.
+If the output and the vector operand are contiguous along different iterators, one of them has to be transposed. With an
+output panel that is the output, the smaller one, and both are accessed in runs as long as the panel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from .vector_expr import substitute_vectorized
 
 @dataclass(frozen=True, slots=True)
 class OutputPanel:
-    """A panel of results. op: the same op with the panel as its output; store: copies the panel into the output."""
+    """A panel of results.
+
+    Attributes:
+        buffer: its memory.
+        op: the op with the panel as its output, without epilogue.
+        store: the statement that copies the panel to the output through the epilogue.
+    """
 
     buffer: Buffer
     op: StructuredOp
@@ -29,7 +35,7 @@ class OutputPanel:
 
 
 def with_panel_output(op: StructuredOp, vector: str) -> StructuredOp:
-    """`op` with its results in a panel that is contiguous along `vector`, for the cost model."""
+    """`op` with a panel that is contiguous along `vector` as its output, for the cost model."""
     order = (*(i for i in op.parallel if i.name != vector), op.iterator(vector))
     panel = build.buffer(internal_name(op.name, "results"), op.dtype, tuple(i.extent for i in order))
     return replace(op, output=Load(panel, tuple(Var(i.name) for i in order)), epilogue=None)
@@ -49,7 +55,7 @@ def make_output_panel(op: StructuredOp, plan: Plan, region: Region, name: str) -
     where = (substitute_vectorized(i, at) for i in op.output.indices)
     value = substitute_vectorized(op.stored_value, {**at, ACCUMULATOR: total})
     store = replace(build.store(op.output.buffer, tuple(where), value), nontemporal=plan.nontemporal)
-    # Square blocks are turned in registers, in loops that go through the output from its beginning to its end.
+    # Square blocks are transposed in registers, in loops that follow the output's memory order.
     across, lanes = (
         Axis(internal_name(name, n, "u"), build.const(0), build.const(region[n].size)) for n in (plan.vector, unit)
     )
@@ -60,6 +66,6 @@ def make_output_panel(op: StructuredOp, plan: Plan, region: Region, name: str) -
 
 
 def _order_iterators(op: StructuredOp, plan: Plan, region: Region, unit: str) -> tuple[str, ...]:
-    """The iterators of more than a point in `region` as its loops walk them, the lanes' last."""
+    """The panel's dimensions: the iterators with several points in `region`, in loop order, the lanes' last."""
     names = [i.name for i in op.parallel if i.name != plan.vector and (region[i.name].size > 1 or i.name == unit)]
     return (*sorted(names, key=plan.depth), plan.vector)

@@ -1,4 +1,4 @@
-"""Packing: copy the part of a factor that the loops below a level read into a panel, in the order of the reads."""
+"""Packing: copy the part of a factor that the loops inside a level read into a panel, in the order of the reads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .tile import Region, num_tiles, parallel_tile_nest, specialize_padded_exten
 class PackedPanel:
     """A packed factor: its memory, the code that fills it, and how the micro-kernel reads it.
 
-    The panel's dimensions are the numbers of the tiles it holds, the reduction iterators, and the points of one
-    tile; the lane iterator comes last and is padded to whole vectors.
+    The panel's dimensions are tile numbers, reduction steps, and points of one tile. The lanes' iterator comes last and
+    is padded to whole vectors.
     """
 
     buffer: Buffer
@@ -34,7 +34,7 @@ class PackedPanel:
 
 
 def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int, name: str) -> PackedPanel:
-    """The panel `name` for the reads of `factor` in `region`, inside `plan.levels[depth:]`."""
+    """The panel `name` for the reads of `factor` by `plan.levels[depth:]` in `region`."""
     used = frozenset(variable_names(factor))
     inner = [
         level for level in plan.levels[depth:] if level.iterator in used and op.iterator(level.iterator).is_parallel
@@ -54,7 +54,7 @@ def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth
     def copy(region: Region) -> Stmt:
         if depth or not plan.parallel_depth or not tiled:
             return tile_nest(region, tiled, name, tile)
-        # The whole factor: the threads that share the following loops also share this copy.
+        # The whole factor is packed before the parallel loop, by a parallel loop of its own.
         first = max(tiled, key=lambda level: num_tiles(region[level.iterator].size, level.size))
         rest = [level for level in tiled if level is not first]
         count = num_tiles(region[first.iterator].size, first.size)
@@ -102,7 +102,7 @@ def _make_panel_shape(
 def _in_fragments(
     found: TileLayout, numbers: Sequence[BufferDim[str]], sizes: Mapping[str, int], used: frozenset[str]
 ) -> PanelShape:
-    """Whole matrix tiles: their rows run along the last but one dimension, their columns along the last."""
+    """The shape of a panel of whole matrix tiles, whose rows and columns are the last two dimensions."""
     matrix = (
         BufferDim(n, 1, found.padded_size(n, sizes.get(n, 1)))
         for n in (found.rows, found.along, found.columns)
@@ -113,12 +113,12 @@ def _in_fragments(
 
 
 def _padded_iterators(plan: Plan) -> frozenset[str]:
-    """The iterators whose last tile is filled up."""
+    """The iterators whose remainder tile is padded."""
     return frozenset(level.iterator for level in plan.levels if level.edge is Edge.PADDED)
 
 
 def _emit_panel_zero_fill(buffer: Buffer, lanes: int) -> Stmt:
-    """Zeros all over a panel, whose last dimension need not be whole vectors."""
+    """Fill a panel with zeros; its last dimension need not be whole vectors."""
     names = [internal_name(buffer.name, f"z{d}") for d in range(len(buffer.shape))]
     lanes = lanes if buffer.shape[-1] % lanes == 0 else 1
     last = build.mul(Var(names[-1]), lanes)

@@ -1,4 +1,4 @@
-"""Copy one register tile's part of a factor into a panel: directly, transposed in registers, or by element."""
+"""Copy one register tile's part of a factor into a panel: as vectors, transposed in registers, or by element."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ from .vector_expr import first_lanes_mask, substitute_vectorized
 
 @dataclass(frozen=True, slots=True)
 class PanelShape:
-    """The dimensions of a panel; their axes are iterators.
+    """The dimensions of a panel, outermost first; the axis of each is an iterator.
 
-    numbers: of the tiles that it holds. points: of one tile.
-    blocks: reductions in blocks of so many points, all of which the panel holds.
+    Attributes:
+        numbers: tile numbers of the tiles that the panel holds.
+        reductions: steps of reductions.
+        points: points of one tile.
+        blocks: (iterator, block size) of reductions of which the panel holds several blocks.
     """
 
     numbers: tuple[BufferDim[str], ...]
@@ -52,14 +55,15 @@ class PanelShape:
 
 
 Offsets = Mapping[str, Expr]
-"""Of iterators, how far they are from the start of a region."""
+"""Offsets of iterators from the start of a region."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackCopy:
-    """A copy of `factor` at the points of `region` into their part of `buffer`.
+    """A copy of `factor` at the points of `region` to the panel `buffer`.
 
-    That is one tile along each iterator whose tiles have more than a point. steps: of the factor.
+    The region is one tile along each iterator whose tiles have several points. `steps` are the factor's strides in
+    elements, `lanes` those of a vector.
     """
 
     op: StructuredOp
@@ -80,17 +84,17 @@ class PackCopy:
 
     @property
     def width(self) -> int:
-        """Elements of the panel along it, padding included."""
+        """Elements of a tile in the panel along `across`, including padding."""
         return self.shape.points[-1].extent
 
     @property
     def size(self) -> int:
-        """Elements of the factor along it."""
+        """Elements of the factor in the region along `across`."""
         return self.region[self.across].size
 
     @property
     def other_iterators(self) -> list[str]:
-        """The other iterators, those that move the factor most outermost."""
+        """The other iterators, ordered by the factor's strides, the largest outermost."""
         names = (d.axis for d in self.shape.digits[: -1 if self.shape.points else None] if d.stride == 1)
         steps = self.steps
         return sorted(names, key=lambda name: -abs(steps.get(name, 0)))
@@ -104,26 +108,26 @@ class PackCopy:
         return build.loops(loops, body({name: self.variable(name) for name in iterators}))
 
     def move(self, offsets: Offsets) -> Stmt:
-        """Copy the element there."""
+        """The store that copies the element, or vector, at these offsets."""
         return build.store(self.buffer, self.panel_indices(offsets), self.value(offsets))
 
     def value(self, offsets: Offsets, mask: Expr | None = None) -> Expr:
-        """The value of the factor at this place."""
+        """The value of the factor at these offsets."""
         origins = {name: part.origin for name, part in self.region.items()}
         moved = {name: build.add(offset, origins[name]) for name, offset in offsets.items()}
         return substitute_vectorized(self.factor, origins | moved, mask)
 
     def panel_indices(self, offsets: Offsets) -> tuple[Expr, ...]:
-        """Where that is in the panel."""
+        """The panel's indices for these offsets."""
         return tuple(self.region[d.axis].number if d.stride > 1 else offsets[d.axis] for d in self.shape.digits)
 
 
 Columns = tuple[Expr, int, int]
-"""Columns of a panel that one tile fills: the first, how many of them the factor has, how many the panel has."""
+"""Columns of a panel: (first column, how many the factor fills, how many including padding)."""
 
 
 def pack_tile(copy: PackCopy) -> Stmt:
-    """Fill the panel's part for one register tile, zeros in the padding."""
+    """Fill the panel's part for one register tile, with zeros in the padding."""
     if not copy.shape.points:
         return copy.over(copy.other_iterators, copy.move)
     steps = copy.steps
@@ -142,7 +146,7 @@ def pack_tile(copy: PackCopy) -> Stmt:
 
 
 def _emit_vector_copy(copy: PackCopy, offsets: Offsets) -> Stmt:
-    """Vectors along the same iterator in both memories."""
+    """Copy vectors along `copy.across`, along which the panel is contiguous and the factor is (nearly) contiguous."""
     lanes = min(copy.lanes, _power_of_two(copy.width))
     moves: list[Stmt] = []
     zero = build.const(0, copy.factor.type.dtype, lanes)
@@ -165,7 +169,7 @@ def _power_of_two(n: int) -> int:
 
 
 def _by_element(copy: PackCopy, offsets: Offsets) -> Stmt:
-    """One element after another, then zeros."""
+    """Copy one element after another, then fill the padding with zeros."""
     element = copy.variable(copy.across)
     there = {**offsets, copy.across: element}
     parts: list[Stmt] = [Loop(element.name, build.const(0), build.const(copy.size), copy.move(there))]
@@ -175,14 +179,14 @@ def _by_element(copy: PackCopy, offsets: Offsets) -> Stmt:
     return build.block(*parts)
 
 
-# --- turned across -----------------------------------------------------------------------------------------------
+# --- transposed copies -------------------------------------------------------------------------------------------
 
 
 def _copy_transposed(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
-    """Square tiles with vectors along `along` in the factor and across it in the panel.
+    """Copy square tiles: vectors along `along` in the factor become vectors across it in the panel.
 
-    Two tiles at a time cover a cache line, so that a line is read once even where the factor's lines compete for the
-    cache; runs of them follow a line of the factor for a while, as memory likes it, before the next group of lines.
+    Two tiles at a time cover a cache line, so that each line is read once even if the factor's lines compete for the
+    same cache sets. Runs of tiles follow the factor's memory for `TRANSPOSE_RUN` elements before the next columns.
     """
     lanes = max(4, min(copy.lanes, TRANSPOSE_BITS // copy.factor.type.dtype.bits))
     total = copy.region[along].size
@@ -209,7 +213,7 @@ def _copy_transposed(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
 
 
 def _find_contiguous_iterators(copy: PackCopy, along: str) -> list[str]:
-    """The iterators along which the factor's memory continues where `along` ends, the one that moves it most first."""
+    """The iterators along which the factor's memory continues where `along` ends, the largest stride first."""
     steps, run = copy.steps, [along]
     other_iterators = [n for n in copy.other_iterators if n != along]
     while name := next((n for n in other_iterators if steps.get(n) == steps[run[0]] * copy.region[run[0]].size), None):
@@ -219,9 +223,9 @@ def _find_contiguous_iterators(copy: PackCopy, along: str) -> list[str]:
 
 
 def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offsets) -> Stmt:
-    """The same if `along` is short, as the windows of a convolution, and `run` follows it in the factor.
+    """As `_copy_transposed`, for a short `along` (a window of a convolution) that the iterators `run` continue.
 
-    Tiles that together fill lines of the panel follow each other, so that the lines stay in the cache.
+    The tiles that fill a line of the panel follow each other, so that the line stays in cache.
     """
     (outer, *inner), dtype = run, copy.factor.type.dtype
     size = copy.region[along].size
@@ -242,7 +246,7 @@ def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offset
 
 
 def _all_columns(copy: PackCopy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:
-    """`body` for the columns of the panel, `lanes` at a time."""
+    """`body` for all columns of the panel, `lanes` at a time."""
     full = copy.size // lanes
     group = Var(internal_name(copy.buffer.name, copy.across, "group"))
     parts: list[Stmt] = []
@@ -257,7 +261,7 @@ def _all_columns(copy: PackCopy, lanes: int, body: Callable[[Columns], Stmt]) ->
 def _emit_transposed_tiles(
     copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns
 ) -> Stmt:
-    """Square tiles one after another along the factor's lines: `run` is (first, how many) elements."""
+    """Square tiles one after another along the factor's lines; `run` is (first element, number of elements)."""
     first, count = run
     starts = range(0, count, lanes)
     return build.block(
@@ -268,7 +272,7 @@ def _emit_transposed_tiles(
 def _emit_transposed_tile(
     copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns
 ) -> Stmt:
-    """One square tile: `run` as for `_emit_transposed_tiles`."""
+    """One square tile; `run` as in `_emit_transposed_tiles`."""
     (first, count), (start, lines, width) = run, columns
     there = {**offsets, along: build.ramp(first, 1, lanes)}
     zero = build.const(0, copy.factor.type.dtype, lanes)

@@ -1,8 +1,8 @@
 """Prefetching of panels: while register tiles use one panel of a factor, prefetch the lines of the next one.
 
-Hardware prefetchers follow streams inside a page. The rows of a panel are short and pages apart, so each would wait for
-memory beyond L2. The loops over a panel have time to prefetch the next one: every step of the innermost sum prefetches
-the line of its own row, every register tile its share of the lines.
+Hardware prefetchers follow streams inside a page. The rows of a panel are short and pages apart, so each row would wait
+for memory beyond L2. So the loops over a panel prefetch the next one: each iteration of the innermost reduction
+prefetches one row of it, and the register tiles share the rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .vector_expr import substitute_vectorized
 
 
 def why_no_prefetch(op: StructuredOp, plan: Plan, step: PackStep) -> str | None:
-    """Why the next panel of a factor cannot be brought near in the loops inside `plan.levels[:step.depth]`."""
+    """Why the loops inside `plan.levels[:step.depth]` cannot prefetch the next panel of a factor; None if they can."""
     factor = op.factors[step.side.value]
     moved = (
         access_strides(factor, [i.name for i in op.iterators])
@@ -44,14 +44,17 @@ def why_no_prefetch(op: StructuredOp, plan: Plan, step: PackStep) -> str | None:
 
 
 def prefetch_hints_for_panel(op: StructuredOp, plan: Plan, region: Region, at: dict[str, Expr]) -> Stmt:
-    """The prefetches in an iteration of the innermost sum in the register tile `region`; its first step is at `at`."""
+    """The prefetches in one iteration of the innermost reduction in the register tile `region`.
+
+    at: the values of the reductions at the first step of the iteration.
+    """
     return build.block(*(h for step in plan.prefetches for h in _emit_row_prefetches(op, plan, step, region, at)))
 
 
 def _emit_row_prefetches(
     op: StructuredOp, plan: Plan, step: PackStep, region: Region, at: dict[str, Expr]
 ) -> Iterator[Stmt]:
-    """One row of the next panel: each tile prefetches its share, which starts where that of the tile before ends."""
+    """The prefetches of one row of the next panel; the register tiles that use a panel prefetch consecutive rows."""
     factor = op.factors[step.side.value]
     assert isinstance(factor, Load)
     line = CACHE_LINE_BYTES // factor.buffer.type.dtype.size
@@ -68,7 +71,7 @@ def _emit_row_prefetches(
 
 
 def _make_tile_number(op: StructuredOp, plan: Plan, step: PackStep, region: Region) -> Expr:
-    """Which of the register tiles that meet the same panel this is."""
+    """The number of this register tile among those that use the same panel."""
     innermost = {level.iterator: level.size for level in plan.levels[step.depth :]}
     tile: Expr = build.const(0)
     for name, size in innermost.items():

@@ -1,7 +1,7 @@
-"""Transposed stores of a register tile: its lanes run along one iterator, the output is contiguous along another.
+"""Transposed stores of a register tile whose lanes run along another iterator than the output's contiguous one.
 
-If the output is contiguous along few points, as the rows of a small image, lanes along its channels are all in use. The
-sums pass through a scratch buffer in L1 and are transposed in registers.
+If the output's contiguous runs are short, like the rows of a small image, vectors along another iterator (the channels)
+use all lanes. The sums pass through a scratch buffer in L1 and are transposed in registers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .vector_expr import first_lanes_mask, substitute_vectorized
 
 
 def transposed_iterator(op: StructuredOp, plan: Plan, region: Region) -> str | None:
-    """The iterator of a register tile along which the output is contiguous; None if those are the lanes."""
+    """The iterator of a register tile along which the output is contiguous; None if that is the lanes'."""
     found = access_strides(op.output, [i.name for i in op.iterators]) or {}
     if found.get(plan.vector) == 1:
         return None
@@ -32,11 +32,10 @@ def transposed_iterator(op: StructuredOp, plan: Plan, region: Region) -> str | N
 def store_transposed(
     op: StructuredOp, plan: Plan, region: Region, rows: Sequence[str], buffer: Buffer, at: Mapping[str, Expr]
 ) -> Stmt:
-    """Store the sums of a register tile in `buffer` through the epilogue, in vectors along `transposed_iterator(op,
-    plan, region)`.
+    """Store the sums of a register tile from `buffer` through the epilogue, in vectors along `transposed_iterator`.
 
-    rows: the iterators other than the lanes', the last varying fastest from row to row of the buffer. at: the first
-    point of the tile.
+    rows: the iterators other than the lanes'; the last varies fastest from row to row of the buffer.
+    at: the first point of the tile.
     """
     unit = transposed_iterator(op, plan, region)
     assert unit is not None
@@ -46,7 +45,7 @@ def store_transposed(
 
 
 def flat_row_index(rows: Sequence[str], region: Region, offsets: Mapping[str, Expr]) -> Expr:
-    """The row of a buffer with one for each point of `rows`, the last varying fastest."""
+    """The number of a buffer's row, for a buffer with a row per point of `rows`, the last varying fastest."""
     flat: Expr = build.const(0)
     for name in rows:
         if region[name].size > 1:
@@ -59,9 +58,12 @@ Point = dict[str, Expr]
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A register tile in `buffer`, a row per point of `rows`, to be stored in vectors along `unit`.
+    """A register tile in `buffer`, with a row per point of `rows`, that is stored in vectors along `unit`.
 
-    side: rows and columns that are turned at once, no more than a vector of the buffer has lanes.
+    Attributes:
+        side: rows and columns that are transposed at once, at most the lanes of a vector.
+        across: the iterator of the lanes.
+        at: the first point of the tile.
     """
 
     op: StructuredOp
@@ -74,7 +76,7 @@ class _Tile:
     rows: tuple[str, ...]
 
     def rows_loop(self, body: Callable[[Point], Stmt]) -> Stmt:
-        """Loops over the rows' iterators other than `unit`; `body` gets their offsets in the tile."""
+        """Loops over `rows` without `unit`; `body` gets their offsets in the tile."""
         others = [name for name in self.rows if name != self.unit and self.region[name].size > 1]
         loops = [(internal_name(name, "row"), self.region[name].size) for name in others]
         return build.loops(loops, body({name: Var(internal_name(name, "row")) for name in others}))

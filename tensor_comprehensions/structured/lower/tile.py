@@ -1,4 +1,4 @@
-"""Tiling: loops over the tiles of an iterator, with the last, shorter tile as separate code."""
+"""Tiling: loops over the tiles of an iterator, with separate code for the remainder tile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from ..plan import Edge, TileLoop
 
 @dataclass(frozen=True, slots=True)
 class IterRange:
-    """The part of an iterator that code is about: `size` points from `origin` on.
+    """The part of an iterator that code covers: `size` points from `origin` on.
 
-    number: which tile of the surrounding range this is. first, last: whether it is the first and the last of
-    them; bool expressions, constant where that is known. rest, short: of a padded tile, how many points there really
-    are if `short` holds; 0 where all of them are. before: tiles of the level inside that come before this range.
+    Attributes:
+        number: the number of this tile in the surrounding range.
+        first, last: whether it is the first and the last tile of the iterator: bool expressions, constant if known.
+        rest, short: a padded tile has only `rest` valid points if the bool expression `short` holds; `rest` is 0 if
+            all points are always valid.
+        before: how many tiles of the next inner level precede this range.
     """
 
     origin: Expr
@@ -45,7 +48,7 @@ def num_tiles(extent: int, size: int) -> int:
 
 
 def balanced_block(extent: int, most: int) -> int:
-    """A block of about `most` points that cuts `extent` into equal parts, or nearly so, which spares separate code."""
+    """A block size near `most` that divides `extent` if possible, so that no remainder needs code of its own."""
     parts = -(-extent // most)
     for count in range(parts, 2 * parts + 1):
         for equal in (count, 2 * parts - count):
@@ -55,7 +58,7 @@ def balanced_block(extent: int, most: int) -> int:
 
 
 def _make_tile_region(region: Region, level: TileLoop, number: Expr, size: int, *, final: bool | None) -> Region:
-    """Tile `tile_number_var` of `level` in `region`; final: whether it is the last one, None if that varies."""
+    """Tile `number` of `level` in `region`, of `size` points; final: whether it is the last one, None if unknown."""
     old = region[level.iterator]
     count = num_tiles(old.size, level.size)
     last = build.eq(number, count - 1) if final is None else (TRUE if final else FALSE)
@@ -68,7 +71,7 @@ def _make_tile_region(region: Region, level: TileLoop, number: Expr, size: int, 
 
 
 def specialize_padded_extents(region: Region, body: Body) -> Stmt:
-    """`body` for every mix of whole and shorter ranges that the padded ones of `region` may be, each exact."""
+    """`body` for every combination of full and partial sizes that the padded tiles of `region` may have."""
     padded = next((name for name, part in region.items() if part.rest), None)
     if padded is None:
         return body(region)
@@ -81,7 +84,7 @@ Body = Callable[[Region], Stmt]
 
 
 def tile_loop(region: Region, level: TileLoop, name: str, body: Body) -> Stmt:
-    """A serial loop over the tiles of `level`: the full ones, then the shorter one, unless `level` says otherwise."""
+    """A serial loop over the full tiles of `level`, then the remainder tile; `level.edge` may change that."""
     extent = region[level.iterator].size
     full, rest = divmod(extent, level.size)
     if rest and full and level.edge is Edge.BRANCH:
@@ -122,7 +125,7 @@ def parallel_tile_nest(region: Region, levels: Sequence[TileLoop], prefix: str, 
 
 
 def peel_region(region: Region, levels: Sequence[TileLoop]) -> list[Region]:
-    """`region` in parts in which those of `levels` that are peeled have full tiles only, or the shorter one."""
+    """`region` in parts, in each of which the peeled ones of `levels` have only full tiles or only the remainder."""
     parts = [region]
     for level in levels:
         old = region[level.iterator]
@@ -140,7 +143,7 @@ def peel_region(region: Region, levels: Sequence[TileLoop]) -> list[Region]:
 def _decode_tile_numbers(
     flat: Expr, region: Region, levels: list[TileLoop], counts: list[int], prefix: str, body: Body
 ) -> Stmt:
-    """Decode the tile number of the last level from `flat`, then those of the levels before it."""
+    """Decode the tile number of the last level from `flat`, then those of the outer levels, around `body`."""
     if not levels:
         return body(region)
     *outer, level = levels
@@ -161,7 +164,7 @@ def _decode_tile_numbers(
 
 
 def _emit_tile_or_remainder(number: Expr, region: Region, level: TileLoop, body: Body) -> Stmt:
-    """`body` for tile `tile_number_var`, with separate code for the remainder tile."""
+    """`body` for tile `number`, with a branch to separate code for the remainder tile."""
     full, rest = divmod(region[level.iterator].size, level.size)
     if not full and level.edge is not Edge.PADDED:
         return body(_make_tile_region(region, level, build.const(0), rest, final=True))
@@ -174,7 +177,7 @@ def _emit_tile_or_remainder(number: Expr, region: Region, level: TileLoop, body:
 
 
 def region_origin(region: Region) -> dict[str, Expr]:
-    """The values of the iterators at the first point of `region`: see `local_var` and `tile_number_var`."""
+    """The values at the first point of `region` of each iterator, its `local_var` and its `tile_number_var`."""
     values: dict[str, Expr] = {}
     for name, part in region.items():
         values[name] = part.origin

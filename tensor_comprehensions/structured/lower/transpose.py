@@ -1,4 +1,4 @@
-"""Transposition in vector registers: reads that are contiguous along one axis feed statements vectorized along another.
+"""Transposition in vector registers: for statements vectorized along one axis that read data contiguous along another.
 
 A block of L x L elements is loaded as L vectors along the first axis, transposed by shuffles of pairs of registers,
 and used as L vectors along the second. Nothing goes through memory in between.
@@ -20,15 +20,15 @@ from .vector_expr import first_lanes_mask, substitute_vectorized
 
 
 def begin_lines(strides: Sequence[int], size: int) -> bool:
-    """Whether every row of a tensor, with elements of `size` bytes, begins a line if the tensor does."""
+    """Whether every row of a tensor begins at a cache line if the tensor does; `size`: bytes of an element."""
     return all(step == 1 or step * size % CACHE_LINE_BYTES == 0 for step in strides)
 
 
 Pair = Callable[[Expr, Expr, tuple[int, ...]], Expr]
-"""How two vectors and the choice of lanes become one: `build.shuffle`, or that bound to a name."""
+"""Shuffles two vectors into one by a tuple of lanes: `build.shuffle`, or a function that also names the result."""
 
 Part = Callable[[int, int, int], Expr]
-"""The lanes of a row of a matrix: (row, first column, how many)."""
+"""Loads a part of a matrix's row: (row, first column, number of columns)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,16 @@ class Axis:
 
     @property
     def end(self) -> Expr:
-        """`stop`, by a name if it is not a constant."""
+        """`stop` if it is constant, else a variable for it."""
         return self.stop if isinstance(self.stop, Const) else build.var(internal_name(self.name, "stop"))
 
     @property
     def length(self) -> int | None:
-        """The number of values, if known."""
+        """The number of values; None if unknown."""
         return linear_forms.difference(self.stop, self.start)
 
     def splits(self, side: int) -> bool:
-        """Whether the range is known to be whole blocks of `side`."""
+        """Whether the length is known to be a multiple of `side`."""
         return self.length is not None and self.length % side == 0
 
     def cut(self, side: int) -> tuple[Axis, Axis]:
@@ -65,9 +65,9 @@ class Axis:
 
 
 def transpose_vectors(vectors: Sequence[Expr], pair: Pair = build.shuffle) -> list[Expr]:
-    """The columns of the square matrix whose rows are `vectors`: as many as they have lanes, a power of two.
+    """The columns of the square matrix whose rows are `vectors`; their number and their lanes are one power of two.
 
-    Pieces are transposed first, by interleaving halves; then the pieces change places, even ones and odd ones apart.
+    Square pieces of `SHUFFLE_BYTES` per row are transposed first, by interleaving halves; then the pieces are permuted.
     """
     side = len(vectors)
     piece = min(side, SHUFFLE_BYTES // vectors[0].type.dtype.size)
@@ -81,13 +81,16 @@ def gather_transposed(
 ) -> list[Expr]:
     """The columns of a matrix in memory, in vectors of `side` lanes.
 
-    Pieces of rows meet in the order of the columns as they are loaded, which most processors do outside of the unit
-    that shuffles; only the pieces are left to be transposed. Where the last ones would go past the end they begin
-    before it, at a negative column if need be.
+    Pieces of rows are combined as they are loaded, which most processors do outside of the shuffle unit; only the
+    pieces are then transposed. The last pieces begin early rather than read past the end; the first column is negative
+    if the matrix is narrower than a piece.
 
     Args:
-        part: loads so many lanes of a row from a column on.
-        shape: rows, `side` at most, and columns of the matrix; what lanes beyond the rows hold is not defined.
+        part: loads some lanes of a row.
+        shape: rows (at most `side`) and columns of the matrix. Lanes beyond the rows are undefined.
+        side: lanes of the result.
+        element: the type of the elements.
+        pair: shuffles two vectors.
     """
     rows, columns = shape
     piece = min(side, SHUFFLE_BYTES // element.size)
@@ -110,7 +113,7 @@ def gather_transposed(
 
 
 def _transpose_pieces(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
-    """Each piece of `rows` (as many as a piece has lanes), transposed by itself."""
+    """`rows`, as many as a piece has lanes, with each square piece transposed in place."""
     lanes = rows[0].type.lanes
     low, high = (
         tuple(lane for q in range(0, lanes, piece) for k in half for lane in (q + k, lanes + q + k))
@@ -124,7 +127,7 @@ def _transpose_pieces(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr
 
 
 def _gather_pieces(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
-    """Vector q of the result has piece q of every row."""
+    """The transpose of the matrix of pieces: vector q of the result has piece q of every row."""
     if len(rows) == 1:
         return list(rows)
     lanes = rows[0].type.lanes
@@ -151,18 +154,18 @@ def transpose_loops(
     """The loops over `row` and `lane` around `stores`, which run one after another at each point.
 
     Args:
-        stores: plain, scalar stores in the variables of the axes, independent over both; contiguous along `lane`.
-            Those to REGISTER buffers without dimensions name values that later ones load.
-        reads: loads of theirs, unmasked and contiguous along `row`, of buffers that they do not write.
+        stores: scalar stores over the variables of the axes, independent along both, contiguous along `lane`. Stores to
+            0-d REGISTER buffers define values that later stores load.
+        reads: loads in `stores`, unmasked and contiguous along `row`, from buffers that `stores` do not write.
         row: the axis of the vectors that are loaded.
         lane: the axis of the vectors that are stored.
         side: rows and columns of a block, a power of two.
         ahead: distance of prefetches in steps along `lane`; 0 leaves prefetching to the processor, which cannot
             predict the next line if a page has few of them.
-        along_reads: take all rows before the next lanes, a few long runs of the input at a time. The stores fill a
-            buffer, and may do so twice: blocks at the ends overlap.
-        near: lines are read in pieces, for the first cache has them. Both axes must have known lengths then, and `row`
-            a piece of every read.
+        along_reads: loop over all rows inside, to read a few long runs of the input at a time. Blocks at the ends
+            overlap, so an element may be stored twice.
+        near: load rows in pieces of `SHUFFLE_BYTES`, which is fast if they are in L1. Both axes must have known
+            lengths, `row` at least a piece of every read.
     """
     if side == 1:
         return _point_by_point(stores, row, lane)
@@ -196,7 +199,7 @@ def transpose_loops(
 def _in_pieces(
     stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, ahead: int, along_reads: bool
 ) -> Stmt:
-    """The whole blocks of `side`, then smaller ones for the remainders along both axes, so nothing has to be masked."""
+    """The whole blocks of `side`, then smaller ones for the remainders along both axes, so that no mask is needed."""
     (rows, last_rows), (lanes, last_lanes) = row.cut(side), lane.cut(side)
     if along_reads:
         last_rows, last_lanes = last_rows.widen_to_block(rows, side), last_lanes.widen_to_block(lanes, side)
@@ -211,7 +214,7 @@ def _in_pieces(
 
 
 def _emit_gathered_blocks(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int) -> Stmt:
-    """The blocks whose rows are loaded in pieces; those at the ends have less than `side` rows or columns."""
+    """The blocks, with rows loaded in pieces; blocks at the ends have less than `side` rows or columns."""
     parts: list[Stmt] = []
     for rows in row.cut(side):
         for lanes in lane.cut(side):
@@ -225,12 +228,12 @@ def _emit_gathered_blocks(stores: Sequence[Store], reads: Sequence[Load], row: A
 
 
 def _padded_vector_lanes(lanes: int) -> int:
-    """Lanes of the vector that holds this many."""
+    """Lanes of the smallest vector with at least this many lanes: a power of two from 2 on."""
     return max(2, 1 << (lanes - 1).bit_length())
 
 
 def with_registers(stores: Sequence[Store], body: Stmt) -> Stmt:
-    """`body` with the registers to which `stores` go, some more than once, allocated around it."""
+    """`body` with the registers that `stores` write allocated around it."""
     registers = dict.fromkeys(s.buffer for s in stores if s.buffer.space is Space.REGISTER)
     return build.allocate(tuple(registers), body)
 
@@ -241,8 +244,7 @@ def _point_by_point(stores: Sequence[Store], row: Axis, lane: Axis) -> Stmt:
 
 
 def _emit_prefetch_hints(reads: Sequence[Load], row: Axis, start: Axis, lane: Axis, side: int, ahead: int) -> Stmt:
-    """Ask for the lines that the blocks `prefetches` on from here begin with; `start` has the row that they begin
-    at."""
+    """Prefetch the first lines of the blocks `ahead` steps on along `lane`; `start`: the axis of their first row."""
     there = build.add(build.var(lane.name), ahead)
     hints: list[Stmt] = []
     for read in reads:
@@ -255,7 +257,7 @@ def _emit_prefetch_hints(reads: Sequence[Load], row: Axis, start: Axis, lane: Ax
 
 
 def _emit_block_loops(row: Axis, lane: Axis, side: int, line: int, hints: Stmt, body: Stmt) -> Stmt:
-    """The blocks in order: all those in `line` rows before the next lanes, so that no line of memory is read twice."""
+    """The loops over blocks: all blocks in `line` rows before the next lanes, so that each cache line is read once."""
     if line == side:
         inner = Loop(lane.name, lane.start, lane.stop, build.block(hints, body), step=side)
         return Loop(row.name, row.start, row.stop, inner, step=side)
@@ -267,13 +269,13 @@ def _emit_block_loops(row: Axis, lane: Axis, side: int, line: int, hints: Stmt, 
 
 
 def _lane_mask(axis: Axis, side: int) -> Expr:
-    """Which of `side` values from the axis's own on are inside it."""
+    """A mask: which of the `side` values from the axis's variable on are inside the axis."""
     return build.lt(build.ramp(build.var(axis.name), 1, side), axis.end)
 
 
 @dataclass(slots=True)
 class _Names:
-    """Values bound to names, to be put around a statement."""
+    """Values bound to names, for `Let`s around a statement."""
 
     prefix: str
     bound: list[tuple[str, Expr]] = field(default_factory=list)
@@ -300,7 +302,7 @@ class _Block:
     side: int
 
     def emit(self, row_mask: Expr, lane_mask: Expr) -> Stmt:
-        """The block where the masks (true: everywhere) say that rows and lanes are within the axes."""
+        """The block; masks, true if no mask is needed, select the rows and lanes inside the axes."""
         names = _Names(internal_name(self.row.name, self.lane.name))
         row_mask, lane_mask = (m if build.is_true(m) else names.bind(m) for m in (row_mask, lane_mask))
         columns = [self._columns(read, row_mask, lane_mask, names) for read in self.reads]
@@ -313,7 +315,7 @@ class _Block:
         return names.wrap_body(build.block(*parts))
 
     def gather_block(self, rows: int, lanes: int) -> Stmt:
-        """The block with these numbers of values of the axes, with reads loaded in pieces."""
+        """The block with these numbers of rows and lanes, with reads loaded in pieces."""
         names = _Names(internal_name(self.row.name, self.lane.name))
         mask = first_lanes_mask(lanes, self.side) or build.TRUE
         columns = [self._pieces(read, rows, lanes, names) for read in self.reads]
@@ -340,7 +342,7 @@ class _Block:
         return [build.cast(c, read.type.dtype) for c in columns]
 
     def _columns(self, read: Load, row_mask: Expr, lane_mask: Expr, names: _Names) -> list[Expr]:
-        """The values of `read` along the lanes, for each row; lanes beyond the end repeat the last."""
+        """The values of `read` along the lanes, for each row; lanes beyond the end repeat the last value."""
         along = build.ramp(build.var(self.row.name), 1, self.side)
         rows = []
         for k in range(self.side):
@@ -354,7 +356,7 @@ class _Block:
         return [build.cast(c, read.type.dtype) for c in columns]
 
     def _statements(self, at: Expr, values: Mapping[Load, Expr], lane_mask: Expr, prefix: str) -> Stmt:
-        """The stores of row `at`, in all lanes."""
+        """The stores of row `at`, for all lanes."""
         along = build.ramp(build.var(self.lane.name), 1, self.side)
         mask = _drop_true_mask(lane_mask)
         point = {self.row.name: at, self.lane.name: along}
@@ -381,7 +383,7 @@ class _Block:
         return names.wrap_body(build.block(*done))
 
     def _fills_lines(self, s: Store) -> bool:
-        """Whether a vector covers a cache line. Partial lines, with other rows in between, need a cache."""
+        """Whether a vector is whole cache lines. Non-temporal stores of partial lines, rows apart, would be slow."""
         return self.side * s.buffer.type.dtype.size % CACHE_LINE_BYTES == 0
 
 

@@ -29,9 +29,9 @@ Point = Mapping[str, Expr]
 
 
 def substitute_vectorized(e: Expr, at: Point, mask: Expr | None = None) -> Expr:
-    """`e` with variables replaced by `at`, widened to a vector if it depends on one.
+    """`e` with variables replaced by `at`; the result is a vector if it depends on a ramp.
 
-    mask: active lanes at the end of a range; applied to loads that became vectors.
+    mask: the active lanes at the end of a range, applied to loads that become vectors; None: all.
     """
     match e:
         case Const():
@@ -71,12 +71,12 @@ def _has_scalar_indices(indices: tuple[Expr, ...]) -> bool:
 
 
 def first_lanes_mask(count: int, lanes: int) -> Expr | None:
-    """The mask that is true in the first `count` of `lanes` lanes; None when that is all of them."""
+    """The mask that is true in the first `count` of `lanes` lanes; None if that is all of them."""
     return None if count >= lanes else build.lt(build.ramp(0, 1, lanes), count)
 
 
 def multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
-    """`a * b + c`, in one rounding for floats; `a` and `b` may be pairs of bfloat16."""
+    """`a * b + c`, rounded once for floats; `a` and `b` may be pairs of bfloat16."""
     if a.type != c.type:
         return build.call(DOT_BFLOAT16, c, a, b)
     if c.type.dtype.is_float:

@@ -1,8 +1,8 @@
-"""Products of bfloat16 in pairs, if the processor has an instruction that adds both to a float32.
+"""Pairs of bfloat16 products, for processors with an instruction that adds two products to a float32.
 
-A sum over k becomes one over pairs of neighbors along k: `left(m,k) * right(k,n)` reads as one value each of
-`pair(left(m,2k), left(m,2k+1))` and `pair(right(2k,n), right(2k+1,n))`. Panels hold the pairs next to each other, as
-the instruction expects; a last element without a partner is paired with zero.
+A sum over k becomes a sum over pairs of neighbors along k: the factors of `left(m,k) * right(k,n)` become
+`pair(left(m,2k), left(m,2k+1))` and `pair(right(2k,n), right(2k+1,n))`. Panels hold the two elements of a pair next to
+each other, as the instruction expects. A last element without a partner is paired with zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..op import Iterator, StructuredOp, variable_names
 def pack_bf16_pairs(op: StructuredOp, target: CpuTarget) -> StructuredOp:
     """`op` over pairs of bfloat16 if `target` can multiply them, else `op`.
 
-    Only if both factors are just such elements and have parallel iterators of their own: pairing does not pay for
+    Both factors must be bfloat16 loads and must have parallel iterators of their own, because pairing does not pay for
     elements that are used only once.
     """
     if not target.has_bf16_dot or op.dtype != FLOAT32 or op.terms or not all(map(_is_element, op.factors)):

@@ -12,7 +12,7 @@ from ..op import StructuredOp
 
 
 def drop_unit_dims(op: StructuredOp) -> StructuredOp:
-    """`op` with 0 for every iterator that has no other value."""
+    """`op` with 0 in place of every iterator of extent 1."""
     zeros: dict[str, Expr] = {i.name: build.const(0) for i in op.iterators if i.extent == 1}
     if not zeros:
         return op

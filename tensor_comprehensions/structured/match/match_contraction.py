@@ -1,7 +1,7 @@
-"""Finding structured ops in a program: a contraction with the pointwise statements around it.
+"""Find structured ops in a program: a contraction and the pointwise statements around it.
 
-A cluster is a run of statements on one tensor T: definitions that start it, one update `T(..) += a * b` that sums,
-and pointwise statements that finish it or turn it into another tensor.
+A cluster is a run of statements on one tensor T: definitions that initialize it, one update `T(..) += a * b`, and
+pointwise statements that update T or compute another tensor from it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class MatchedContraction:
     """Consecutive statements that are one structured op.
 
     Attributes:
-        statements: the members, their free indices named alike, in order.
-        update: the member that is the contraction.
-        output: the element that is stored in the end.
+        statements: the members in order, with the same names of free indices.
+        update: the position in `statements` of the contraction.
+        output: the element that the last member defines.
         left, right: the factors, of the accumulator's type.
-        initial: the initial value of the sum, of that type; None is zero.
+        initial: the initial value of the sum, of the accumulator's type; None is zero.
         epilogue: the stored value, over `tc.Index(ACCUMULATOR, accumulator type)`; None stores the sum.
     """
 
@@ -61,7 +61,7 @@ class MatchedContraction:
     ) -> StructuredOp:
         """The cluster as a structured op whose iterators are named `name.index`.
 
-        tiles: for free indices that surrounding loops have tiled, the first value (int64) and how many follow.
+        tiles: for free indices that surrounding loops tile, the first value (an int64 scalar) and the extent.
         """
         tiles = tiles or {}
         iterators: list[Iterator] = []
@@ -87,7 +87,7 @@ class MatchedContraction:
 
 
 def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpace:
-    """An inequality of a cluster over the iterators of its op, and the surrounding loops of their tiles."""
+    """An inequality over indices as a half space over the op's iterators; the origins of tiles are in `rest`."""
     rest: Expr = build.const(g.constant)
     for index, c in g.terms:
         rest = build.add(rest, build.mul(subtract(values[index], Var(internal_name(name, index))), c))
@@ -98,14 +98,14 @@ def match_contraction(
     statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor], *, in_place: bool = False,
     finish_checked: bool = True,
 ) -> MatchedContraction | None:  # fmt: skip
-    """The longest cluster that begins with `statements[start]`, if any.
+    """The longest cluster that begins with `statements[start]`, or None.
 
     `statements` is the whole program, because later statements decide which tensors are still needed.
 
     Args:
-        in_place: the output may be the tensor whose elements are the initial values of the sums, as each is read before
-            it is written, by the same thread.
-        finish_checked: statements with checked subscripts may finish the sum.
+        in_place: allow the output to be the tensor that the initial values come from. The same thread reads an element
+            before it writes it.
+        finish_checked: allow statements with checked subscripts in the epilogue.
     """
     at = start
     while at < len(statements) and _is_initial_definition(statements[at], statements[start].target):
@@ -134,7 +134,7 @@ def match_contraction(
 def why_unprofitable(
     cluster: MatchedContraction, buffers: Mapping[str, Buffer], target: CpuTarget, *, asked: bool = False
 ) -> str | None:
-    """Why lowering the whole cluster would not do well on `target`; None if it would, or was asked for."""
+    """Why a micro-kernel for the cluster would be slow on `target`; None if it is fast, or the user `asked` for it."""
     op = cluster.op("c", buffers)
     if any(i.extent == 0 for i in op.iterators):
         return "an empty range"
@@ -172,12 +172,12 @@ def _is_sum_update(s: BoundStatement) -> bool:
 
 
 def _same_points(s: BoundStatement, update: BoundStatement) -> bool:
-    """Whether `s` writes, dimension by dimension, at the values that `update` does."""
+    """Whether `s` and `update` write the same range of each dimension."""
     return _list_subscript_ranges(s) == _list_subscript_ranges(update)
 
 
 def _defines_other_elements(s: BoundStatement, update: BoundStatement) -> bool:
-    """Whether `s` defines other elements than `update`."""
+    """Whether the masks of `s` and `update` differ, so that they define different elements."""
     return set(_rename_indices(s, update).elements) != set(update.elements)
 
 
@@ -187,7 +187,7 @@ def _list_subscript_ranges(s: BoundStatement) -> tuple[tuple[int, int], ...]:
 
 
 def _rename_indices(s: BoundStatement, update: BoundStatement) -> BoundStatement:
-    """`s` with its indices named as those of `update` in the same dimension of the target."""
+    """`s` with its indices renamed to those that `update` has in the same dimension of the target."""
     names = dict(zip(_plain_subscripts(s) or (), _plain_subscripts(update) or (), strict=True))
 
     def rename(e: tc.Expr) -> tc.Expr:
@@ -217,7 +217,7 @@ def _make_base_contraction(
     right: tc.Expr,
     scale: tc.Expr | None,
 ) -> MatchedContraction:
-    """The cluster of the definitions and the update alone."""
+    """The cluster of the definitions and the update, without an epilogue from later statements."""
     *definitions, update = members
     renamed = tuple(_rename_indices(s, update) for s in definitions)
     output = tc.Access(update.target, update.subscripts, tensors[update.target].dtype)
@@ -240,7 +240,7 @@ def _extend_cluster(
     cluster: MatchedContraction, statements: Sequence[BoundStatement], at: int, tensors: Mapping[str, Tensor], *,
     in_place: bool,
 ) -> MatchedContraction | None:  # fmt: skip
-    """`cluster` with `statements[at]` as one more pointwise step after the sum."""
+    """`cluster` with `statements[at]` in its epilogue; None if that statement cannot join."""
     s, update = statements[at], cluster.statements[cluster.update]
     if not _is_pointwise(s) or not _same_points(s, update):
         return None
@@ -265,7 +265,7 @@ def _extend_cluster(
 
 
 def _make_stored_value(s: BoundStatement, output: tc.Access) -> tc.Expr:
-    """The value that a pointwise statement stores, including its update of the old element."""
+    """The value that a pointwise statement stores; for an update it contains the old element."""
     if s.reduction is None or s.initialize:
         return s.value
     return tc.Binary(s.reduction, convert_exactly(output, s.value.dtype), s.value, s.value.dtype)
@@ -275,7 +275,7 @@ def _may_replace_output(
     cluster: MatchedContraction, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor], *,
     in_place: bool,
 ) -> bool:  # fmt: skip
-    """Whether the target of `s` may replace the cluster's output, which no other statement reads."""
+    """Whether the target of `s` may replace the cluster's output, because no other statement reads that."""
     old = cluster.output.tensor
     if tensors[old].role is not Role.TEMPORARY or any(_uses_tensor(x, old) for x in later):
         return False
@@ -295,6 +295,6 @@ def _uses_tensor(s: BoundStatement, tensor: str) -> bool:
 
 
 def _reads_elsewhere(value: tc.Expr, element: tc.Access) -> bool:
-    """Whether `value` reads the tensor of `lower_access` at another element."""
+    """Whether `value` reads the tensor of `element` at another element."""
     reads = (e for e in walk_expr(value) if isinstance(e, tc.Access) and e.tensor == element.tensor)
     return any(e.subscripts != element.subscripts for e in reads)

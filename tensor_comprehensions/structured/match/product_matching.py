@@ -1,4 +1,4 @@
-"""Expressions of the language taken apart and put together: products, reads, roundings."""
+"""Split products into factors, replace reads and convert types in expressions of the language."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class Product:
 
 
 def split_product(s: BoundStatement) -> Product | None:
-    """The value of an update as a product of two factors, each with a tensor and a reduced index, and a scale."""
+    """The value of an update as a product of two factors and a scale; None if it is no such product.
+
+    Each factor reads a tensor and depends on a reduction index.
+    """
     reduced = {i.name for i in s.reduction_indices}
     leaves = list_factors(s.value)
     summed = [x for x in leaves if reduced & collect_index_names(x)]
@@ -36,7 +39,7 @@ def split_product(s: BoundStatement) -> Product | None:
 
 
 def has_narrow_products(function: BoundFunction) -> bool:
-    """Whether some sum may be one of products of numbers of 8 or 16 bits, or of tf32, which tensor cores take."""
+    """Whether some sum may be of products that tensor cores compute: of 8- or 16-bit numbers, or of tf32."""
     return any(
         s.reduction == "+" and s.reduction_indices and any(_is_narrow(e) for e in walk_expr(s.value))
         for s in function.statements
@@ -50,7 +53,7 @@ def _is_narrow(e: tc.Expr) -> bool:
 
 
 def list_factors(e: tc.Expr) -> list[tc.Expr]:
-    """The factors of a product, left to right; sign and further structure stay in them."""
+    """The factors of a product, left to right. The first factor keeps a minus sign in front of the product."""
     match e:
         case tc.Binary("*", left, right):
             return [*list_factors(left), *list_factors(right)]
@@ -61,7 +64,7 @@ def list_factors(e: tc.Expr) -> list[tc.Expr]:
 
 
 def _merge_factors(factors: list[tc.Expr]) -> list[tc.Expr]:
-    """Multiply factors together, as long as there are more than two, where the indices of one include the other's."""
+    """Merge factors until two are left, each time a factor into one whose indices include its own."""
     while len(factors) > 2:
         pairs = [
             (a, b) for a in factors for b in factors if a is not b and collect_index_names(a) <= collect_index_names(b)
@@ -85,14 +88,14 @@ def collect_index_names(e: tc.Expr) -> set[str]:
 
 
 def replace_element_reads(e: tc.Expr, element: tc.Access, value: tc.Expr) -> tc.Expr:
-    """`e` with `value` for every read of `element`."""
+    """`e` with every read of `element` replaced by `value`."""
     if isinstance(e, tc.Access) and e.tensor == element.tensor and e.subscripts == element.subscripts:
         return value
     return map_operands(e, lambda x: replace_element_reads(x, element, value))
 
 
 def convert_exactly(e: tc.Expr, dtype: DType) -> tc.Expr:
-    """`e` converted to `dtype`; an exact integer constant at once."""
+    """`e` converted to `dtype`; an integer constant becomes a float constant without a cast."""
     if e.dtype == dtype:
         return e
     if isinstance(e, tc.Const) and not isinstance(e.value, float) and dtype.is_float:

@@ -1,6 +1,6 @@
 """Schedule heuristics for memory-bound ops: reductions along rows and columns, permutations, copies.
 
-Each is a function of an op and a target that returns a schedule, with alternatives for a search.
+Each is a function of an op and a target that returns a schedule, with alternatives for a search, or raises CannotLower.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .nest_plan import transposed_reads
 
 
 def schedule_memory_bound(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """The schedule of the first heuristic that applies to `op`."""
+    """The schedule of the first heuristic that applies to `op`. Raises CannotLower if none does."""
     for expert in (schedule_transposition, schedule_row_reduction, schedule_column_reduction, schedule_copy):
         try:
             return expert(op, target)
@@ -50,7 +50,7 @@ def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Vectorize along the output, whose elements stay in registers while whole rows are added."""
+    """Vectorize along the output, whose elements stay in registers while rows of the input are added."""
     if not op.reductions:
         raise CannotLower("column_reduction: nothing is summed")
     lane = _contiguous_iterator(op)
@@ -106,7 +106,7 @@ def _make_lane_unroll(op: StructuredOp, lane: Dimension, count: int) -> Schedule
 
 
 def _make_chunk_schedule(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, vectors: int) -> Schedule:
-    """Parts of the output that so many vectors cover a few times; the threads share them."""
+    """A schedule with the output in chunks of a multiple of `vectors` vectors, which the threads share."""
     others = prod(i.extent for i in op.parallel if i is not lane)
     chunk = max(
         vectors * lanes,
@@ -123,7 +123,7 @@ def _make_chunk_schedule(op: StructuredOp, target: CpuTarget, lane: Dimension, l
 
 
 def _tile_and_share(op: StructuredOp, target: CpuTarget, sizes: Mapping[str, int]) -> Schedule:
-    """Loops that the threads share over tiles of `sizes`, those of more than one iteration outside."""
+    """Loops over tiles of `sizes`; those of more than one iteration are outside, and parallel."""
     nest = start_state(op, target)
     cut = [name for name, size in sizes.items() if size < op.extent(name)]
     ordered = [*cut, *(name for name in sizes if name not in cut)]
@@ -145,7 +145,7 @@ def _contiguous_iterator(op: StructuredOp) -> Dimension:
 
 
 def _access_steps_along(op: StructuredOp, name: str) -> set[Step]:
-    """How the reads that depend on an iterator move along it."""
+    """The kinds of strides that reads have along an iterator they depend on."""
     found = {Step.of(moved.get(name, 0)) for moved in _list_read_strides(op)}
     return found - {Step.BROADCAST}
 
@@ -161,6 +161,6 @@ def _step_of(op: StructuredOp, tensor: str) -> Mapping[str, int]:
 
 
 def _touched_bytes(op: StructuredOp) -> int:
-    """Bytes that are read and written."""
+    """Bytes of all tensors that the op reads and writes."""
     buffers = {a.buffer.name: a.buffer for a in (op.output, *loads_in(op.left))}.values()
     return sum(prod(b.shape) * b.type.dtype.size for b in buffers)

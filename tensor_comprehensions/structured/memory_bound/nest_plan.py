@@ -1,8 +1,8 @@
-"""Plans for memory-bound ops, which reduce, permute or copy, and the effect of primitives on them.
+"""Plans for memory-bound ops (reductions, permutations, copies), and the plan of a schedule for one.
 
-There is no register tile to pack panels for: the loops around tiles determine the order of memory accesses, and inside
-a tile the lanes run along one iterator, a few vectors at once. Reads across the lanes are transposed in registers, in
-square blocks.
+Such an op has no register tile to pack panels for. Tile loops determine the order of memory accesses; inside a tile,
+the lanes run along one iterator, a few vectors at once. Reads across the lanes are transposed in registers, in square
+blocks.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from ..op import StructuredOp, loads_in
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundPlan:
-    """The loops around a nest, outermost first, and the code of the nest.
+    """The tile loops around a nest, and the code of the nest.
 
     Attributes:
-        tiles: the parallel iterators that loops around the nest tile, and the points of a tile; all others are whole.
-        vector: the iterator along the lanes. lanes: scalars per vector. vectors: how many are in flight at once.
-        rows: steps of a sum that are added at once if the lanes run along the output; if they run along the sum, rows
-            of a tile that are.
+        tiles: (parallel iterator, points of a tile) of the tile loops, outermost first; other iterators are not tiled.
+        vector: the iterator along the lanes.
+        lanes: scalars per vector.
+        vectors: vectors in flight at once.
+        rows: steps of the reduction per iteration if the lanes run along the output; output rows per iteration if they
+            run along the reduction.
         transposed: whether reads across the lanes are transposed in registers, in blocks of `lanes` rows and columns.
-        staged: whether transposed tiles go through a buffer, one at a time, and leave it in whole lines.
-        shared: whether the threads share the tiles. nontemporal: whether the output is written past the caches.
+        staged: whether each transposed tile goes through a buffer, from which it is stored in whole cache lines.
+        shared: whether the tile loops are parallel.
+        nontemporal: whether non-temporal stores write the output.
     """
 
     tiles: tuple[tuple[str, int], ...]
@@ -75,7 +78,7 @@ def memory_bound_plan(
 
 
 def explain_memory_bound(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
-    """The effect of every primitive on `op`, a line each. Raises as `memory_bound_plan`."""
+    """A line on the effect of every primitive on `op`, and one on the nest. Raises as `memory_bound_plan`."""
     found = memory_bound_plan(pipeline, op, target, parallel=parallel)
     nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
     lines.append(f"nest: {found.vectors} vectors of {found.lanes} along {nest.iterator_display_name(found.vector)}")
@@ -83,7 +86,7 @@ def explain_memory_bound(pipeline: Schedule, op: StructuredOp, target: CpuTarget
 
 
 def memory_bound_schedule(movement: MemoryBoundPlan, op: StructuredOp) -> Schedule:
-    """The schedule from which `memory_bound_plan` makes `movement`."""
+    """The schedule for which `memory_bound_plan` returns `movement`."""
     nest = start_state(op, NOWHERE)
     pieces: list[Primitive] = []
     whole = ((i.name, i.extent) for i in op.parallel if i.name not in dict(movement.tiles) and i.extent > 1)
@@ -108,7 +111,7 @@ def memory_bound_schedule(movement: MemoryBoundPlan, op: StructuredOp) -> Schedu
 
 
 def _list_tile_sizes(nest: ScheduleState) -> Iterator[tuple[str, int]]:
-    """The loops around the nest with their sizes: those of more than one iteration."""
+    """(iterator, tile size) of the tile loops with several iterations."""
     seen: set[str] = set()
     for loop in nest.loops:
         shown, extent = nest.iterator_display_name(loop.iterator), nest.op.extent(loop.iterator)
@@ -125,7 +128,7 @@ def _list_tile_sizes(nest: ScheduleState) -> Iterator[tuple[str, int]]:
 
 
 def _shares_tile_loops(nest: ScheduleState, tiles: tuple[tuple[str, int], ...]) -> bool:
-    """Whether the threads share the loops: they are one loop to them."""
+    """Whether the tile loops are parallel. Raises CannotLower if only some of them are."""
     if not nest.shared:
         return False
     named = [loop.iterator for loop in nest.shared if loop.size < nest.op.extent(loop.iterator)]
@@ -136,7 +139,7 @@ def _shares_tile_loops(nest: ScheduleState, tiles: tuple[tuple[str, int], ...]) 
 
 
 def _unroll_counts(nest: ScheduleState, vector: str, tiles: Mapping[str, int]) -> tuple[int, int]:
-    """Vectors in flight, and rows of a sum that are added at once."""
+    """The fields `vectors` and `rows` of the plan."""
     vectors = rows = 1
     along_sum = not nest.op.iterator(vector).is_parallel
     for name, factor in nest.unrolled:

@@ -1,4 +1,4 @@
-"""The choices around one register tile: the loop order, the copies and the parallel loop."""
+"""Cache blocking around one register tile: the loop order, packing and the parallel loop."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ from .panel_extension import PanelExtension
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """Levels of a plan, how many of them a parallel loop may collapse, and the copies among them.
+    """The loops of a plan and what they contain.
 
-    rows: least number per thread, besides the grain size. ahead: as in a plan.
+    Attributes:
+        loops: the levels.
+        outer: how many of the outermost levels may become the parallel loop.
+        packs, prefetches: as in `Plan`.
+        rows: least number of points of the innermost parallel level per thread.
     """
 
     loops: list[TileLoop]
@@ -65,7 +69,7 @@ class Blocking:
 
 @dataclass(frozen=True, slots=True)
 class BlockingHeuristic:
-    """The choices around one register tile."""
+    """Chooses the loop order, packing and parallel loop around the register tile `tile`."""
 
     info: ContractionInfo
     target: CpuTarget
@@ -73,7 +77,7 @@ class BlockingHeuristic:
     parallel: bool
 
     def plan(self) -> Plan:
-        """Shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
+        """A plan: batch iterators outside, then those of the factor whose panel is stationary, then the other's."""
         reductions = self.info.reductions
         if self.info.transposes_output:
             return self._finish_plan(self._block_output_order(), reductions)
@@ -87,7 +91,7 @@ class BlockingHeuristic:
         return self._finish_plan(nest, self._order_reductions(reductions, nest))
 
     def _order_reductions(self, reductions: tuple[str, ...], nest: Blocking) -> tuple[str, ...]:
-        """The order of reductions in the register tile: in panels of both factors the longest may be innermost."""
+        """The order of reductions in the register tile; if both factors are packed, the longest is innermost."""
         if len(nest.packs) < len(self.info.factors):
             return reductions
         blocks = {level.iterator: level.size for level in nest.loops}
@@ -112,7 +116,7 @@ class BlockingHeuristic:
         )
 
     def _stationary_panel(self, reductions: tuple[str, ...], rows_outside: bool, packed: bool) -> Blocking:
-        """A panel of one factor, packed or in place, for all of the other factor in turn."""
+        """GotoBLAS order: a panel of one factor, packed or in place, stays in cache while the other streams past."""
         known = self.info
         standing, passing = (
             (known.broadcast_operand, known.vector_operand)
@@ -131,7 +135,7 @@ class BlockingHeuristic:
         panel = PackStep(standing.side, len(levels))
         count = prod(num_tiles(known.extent(level.iterator), level.size) for level in levels)
         turned = standing.step(known.vector) != 1
-        once = not packed or (count == 1 and not blocks and not swept)  # all shares have one panel
+        once = not packed or (count == 1 and not blocks and not swept)  # all threads use one panel
         if self.parallel and count < (BALANCED_CHUNKS if once else BALANCED_CHUNKS // 2) and not panels:
             uses = 1 if once else (PACKED_TRANSPOSED_USES if turned else PACKED_USES)
             levels += self._share(known.exclusive_iterators(passing), -(-BALANCED_CHUNKS // count), uses)
@@ -146,10 +150,9 @@ class BlockingHeuristic:
     def _panels_kept_together(
         self, passing: Factor, reductions: tuple[str, ...], near: int
     ) -> tuple[int, list[TileLoop]]:
-        """How many panels along the lanes stay in cache while the other factor streams past, and their block of a
-        reduction.
+        """How many panels along the lanes stay in cache together while `passing` streams past, and the reduction block.
 
-        If the other factor is far, as many as fit; otherwise about `near`.
+        As many panels as fit if `passing` is beyond the private caches; otherwise about `near`.
         """
         known, half = self.info, self.target.cache[1] // 2
         step = self._panel_width() * known.op.dtype.size
@@ -166,16 +169,16 @@ class BlockingHeuristic:
         return (most, gathered) if most > 1 else (1, blocks)
 
     def _run_panels(self) -> int:
-        """How many panels are copied from long runs of memory where a far cache brings short ones slowly."""
+        """How many adjacent panels are packed together, so that a distant last-level cache is read in long runs."""
         known, moving = self.info, self.info.vector_operand
         run = self._panel_width() * moving.bytes
         straight = moving.step(known.vector) == 1 and self.target.has_mesh_llc
         return num_tiles(SHORT_RUN_BYTES, run) if straight else 1
 
     def _block_output_order(self) -> Blocking:
-        """Panels of the moving factor, all that fit into L2, for a large part of the still factor.
+        """The order for transposed stores: as many panels of the vector operand as fit into L2.
 
-        The rows of the register tile follow the output; all panels meet one range of them before the next.
+        Inside the parallel loop, rows of the register tile follow the output's memory order.
         """
         known, tile = self.info, self.tile
         levels = self._levels(known.batch)
@@ -193,7 +196,7 @@ class BlockingHeuristic:
         room = max(1, self.target.cache[1] * 5 // 8 // panel)
         runs = num_tiles(known.extent(known.output_unit_iter), tile.size(known.output_unit_iter))
         once = room * self._panel_width() >= extent
-        stays = panel <= self.target.cache[0] and self._panel_width() < extent  # in the first cache, for all runs
+        stays = panel <= self.target.cache[0] and self._panel_width() < extent  # in L1, for all runs
         shares = self.parallel and once and not (stays or rows or levels) and runs >= BALANCED_CHUNKS
         if self.parallel and not shares:
             room = min(room, max(1, num_tiles(extent, self._panel_width()) * count // FEW_CHUNKS))
@@ -207,10 +210,10 @@ class BlockingHeuristic:
         return Blocking(levels, outer, [PackStep(known.vector_operand.side, outer)])
 
     def _loops_around_panels(self, rows: Sequence[Iterator], panel: int) -> list[Iterator]:
-        """The loops over rows around those over panels, unless a panel stays in L1.
+        """The loops over `rows`, around those over panels of `panel` bytes unless a panel stays in L1.
 
-        If the last cache is far, such a panel should meet all the rows that L2 holds, so that the output is written in
-        few places at a time.
+        With a distant last-level cache, a panel in L1 is multiplied with all rows that L2 holds, so that the output is
+        written in few places at a time.
         """
         known, still = self.info, self.info.broadcast_operand
         columns = known.exclusive_iterators(known.vector_operand)
@@ -224,7 +227,7 @@ class BlockingHeuristic:
         return [*rows, *columns]
 
     def has_extended_panels(self) -> bool:
-        """Whether transposed panels of the moving factor hold all of an iterator, for long runs."""
+        """Whether transposed panels of the vector operand hold all points of an iterator, to be read in long runs."""
         return (
             not self.info.transposes_output
             and self.packs_vector_operand()
@@ -239,7 +242,7 @@ class BlockingHeuristic:
         return PanelExtension(self.info, self.target, self.tile, min(self.info.k_size, PACKED_BLOCK_STEPS))
 
     def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> Blocking:
-        """A packed block of the still factor in the second cache, for all panels of the moving one."""
+        """A packed block of the broadcast operand stays in L2 for all panels of the vector operand."""
         known = self.info
         levels = [*self._levels(known.batch), self._packed_block(pack_moving)]
         blocks = self._reduction_block(reductions, PACKED_BLOCK_STEPS)
@@ -262,9 +265,9 @@ class BlockingHeuristic:
     # --- loops ---
 
     def _levels(self, iterators: tuple[Iterator, ...], packed: Factor | None = None) -> list[TileLoop]:
-        """The register-tile levels of `iterators`: plain loops, then tiled ones, the lanes last.
+        """The register-tile levels of `iterators`: untiled loops, then tiled ones, the lanes' last.
 
-        packed: plain loops that move this factor less come inside those that move it more.
+        packed: order untiled loops by the strides of this factor, the largest outermost.
         """
         vector = self.info.vector
 
@@ -275,20 +278,20 @@ class BlockingHeuristic:
         return [TileLoop(i.name, self.tile.size(i.name)) for i in ordered]
 
     def _as_read(self, iterators: tuple[Iterator, ...], packed: Factor) -> list[TileLoop]:
-        """The register-tile levels around panels from far memory: consecutive runs are read soon after each other."""
+        """As `_levels`; if the factor is beyond the private caches, in memory order, so that runs follow each other."""
         if not is_beyond_private_caches(packed.stored * packed.bytes, self.target):
             return self._levels(iterators, packed)
         ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
         return [TileLoop(i.name, self.tile.size(i.name)) for i in ordered]
 
     def _at_once(self, nest: Blocking, reductions: tuple[str, ...]) -> int:
-        """Steps of the sum per iteration: as many as there are register tiles to ask for a share of the rows each."""
+        """Unroll factor of the reduction. With prefetches, one step per register tile that uses the panel."""
         if nest.prefetches:
             return min(MAX_UNROLLED_STEPS, 1 << (self._row_tiles().bit_length() - 1))
         return unroll_factors.steps_per_iteration(self.info, self.target, reductions, nest.loops, nest.packs)
 
     def row_stationary(self) -> bool:
-        """Whether the still factor's panels should stay in cache while the moving factor streams past."""
+        """Whether panels of the broadcast operand should stay in cache while the vector operand streams past."""
         known, tile = self.info, self.tile
         steps = known.k_size
         rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
@@ -303,20 +306,20 @@ class BlockingHeuristic:
         return outside < inside
 
     def _large(self, factor: Factor) -> bool:
-        """Whether the operand of one iteration of the shared loops exceeds L2."""
+        """Whether the part of a factor that one batch reads takes more than 3/4 of L2."""
         return self._footprint(factor) > self.target.cache[1] * 3 // 4
 
     def _footprint(self, factor: Factor) -> int:
-        """Bytes of a factor that one iteration of the shared loops reads."""
+        """Bytes of a factor that one batch reads."""
         shared = {i.name for i in self.info.batch}
         domain = prod(i.extent for i in self.info.op.iterators if i.name in factor.iterators and i.name not in shared)
         access = loads_in(self.info.op.factors[factor.side.value])[0]
         return min(domain, prod(access.buffer.shape)) * factor.bytes
 
-    # --- copies ---
+    # --- packing ---
 
     def packs_vector_operand(self) -> bool:
-        """Whether vectors come from a panel: always unless they are contiguous; otherwise if its rows are far apart."""
+        """Whether to pack the vector operand: always if it is not contiguous, otherwise if its rows are far apart."""
         known, moving = self.info, self.info.vector_operand
         if known.vector in known.broadcast_operand.iterators:
             return False
@@ -332,9 +335,9 @@ class BlockingHeuristic:
         return pays and not self._prefetchable_in_place()
 
     def _outruns_next_cache(self, level: int) -> bool:
-        """Whether register tiles with short rows in place leave a cache, and need lines faster than L2 delivers them.
+        """Whether short rows read in place exceed cache `level`, and need lines faster than L2 delivers them.
 
-        Rows that begin anywhere in a line touch one more than a panel has.
+        Unaligned rows touch one more line than rows of a panel.
         """
         known, moving = self.info, self.info.vector_operand
         if self.target.has_mesh_llc or not known.reductions:
@@ -347,7 +350,7 @@ class BlockingHeuristic:
         return apart >= lines and leaves and lines > L2_STRIDED_BYTES_PER_CYCLE * multiply_adds
 
     def _prefetchable_in_place(self) -> bool:
-        """Whether rows of the moving factor are read in place, and the next panel's are brought from a far cache."""
+        """Whether to read rows of the vector operand in place, and prefetch the next panel from a distant cache."""
         known, moving = self.info, self.info.vector_operand
         if self.target.private_caches == self.target.cache or len(known.reductions) != 1:
             return False
@@ -367,9 +370,9 @@ class BlockingHeuristic:
         return uses <= MAX_USES_IN_PLACE and (sets >= PREFETCHED_ROW_SETS or sets * ways >= known.k_size)
 
     def packs_broadcast_operand(self, stands: bool) -> bool:
-        """Whether scalars come from a panel: if each is converted, or memory would deliver them slowly.
+        """Whether to pack the broadcast operand: if its scalars are computed, or if memory would deliver them slowly.
 
-        stands: a panel of them stays in cache for all of the moving factor, and so is read once.
+        stands: whether a panel of it stays in cache while the vector operand streams past, and so is read once.
         """
         known, still = self.info, self.info.broadcast_operand
         if known.transposes_output or known.vector in still.iterators or not known.exclusive_iterators(still):
@@ -387,14 +390,14 @@ class BlockingHeuristic:
         )
 
     def _meets_once(self) -> bool:
-        """Whether blocks of a long sum come from a far cache only once: L2 has room for all results."""
+        """Whether both factors are in a distant cache and are read once, because L2 holds the results of a batch."""
         known = self.info
         far = all(is_beyond_private_caches(self._footprint(f), self.target) for f in known.factors)
         results = known.output_size // prod(i.extent for i in known.batch)
         return far and results <= self.target.cache[1] // 2
 
     def _conflicts_in_l1(self) -> bool:
-        """Whether the rows of a register tile compete for few lines of the first cache."""
+        """Whether the rows of a register tile compete for few sets of L1."""
         for i in self.info.exclusive_iterators(self.info.broadcast_operand):
             rows, step = (
                 self.tile.size(i.name),
@@ -410,9 +413,9 @@ class BlockingHeuristic:
         return self._refetched_from_l2()
 
     def _refetched_from_l2(self) -> bool:
-        """Whether a register tile refetches from L2 the lines that its neighbors just read: a line has scalars of many.
+        """Whether register tiles refetch lines from L2 that their neighbors just read, because rows alias in L1 sets.
 
-        The rows of all steps compete for few lines of L1.
+        A line has scalars of several register tiles; the rows of all steps compete for few sets.
         """
         known, still = self.info, self.info.broadcast_operand
         names = [*known.reductions, *(name for name, size in self.tile.sizes if size > 1)]
@@ -426,14 +429,14 @@ class BlockingHeuristic:
         return 2 * lines > room and L2_LINE_CYCLES * lines >= multiply_adds
 
     def _vectors(self) -> int:
-        """Vectors of a register tile that one row meets."""
+        """Vectors in a row of a register tile."""
         columns = prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self.info.vector_operand))
         return max(1, columns // self.tile.width)
 
     def _reads_short_runs(self, factor: Factor) -> bool:
-        """Whether register tiles read a large factor in runs too short for memory, again for every panel.
+        """Whether register tiles read a factor that exceeds L2 in runs shorter than `SHORT_RUN_BYTES`.
 
-        Consecutive rows are one run.
+        Rows that follow each other in memory are one run.
         """
         if not self._large(factor):
             return False
@@ -449,7 +452,10 @@ class BlockingHeuristic:
         return run < SHORT_RUN_BYTES
 
     def _strided_beyond(self, factor: Factor, distance: int, width: int) -> bool:
-        """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
+        """Whether the stride of a factor along the innermost long reduction is at least `distance` bytes.
+
+        width: elements that a step reads; the stride must also leave a cache line unread after these.
+        """
         long = [n for n in self.info.reductions if self.info.extent(n) > UNROLLED_REDUCTION and n in factor.iterators]
         if not long or self.info.k_size < 64:
             return False
@@ -470,7 +476,7 @@ class BlockingHeuristic:
         return max(iterators, key=lambda i: num_tiles(i.extent, self.tile.size(i.name)))
 
     def _share(self, iterators: tuple[Iterator, ...], parts: int, uses: int) -> list[TileLoop]:
-        """A block of one of `iterators` that makes about `parts` shares, each with `uses` points of them or more."""
+        """A level that divides one of `iterators` into about `parts` parts, each with at least `uses` points in all."""
         if not iterators:
             return []
         longest = self._longest(iterators)
@@ -481,7 +487,7 @@ class BlockingHeuristic:
         return [TileLoop(longest.name, block)] if block < longest.extent else []
 
     def _packed_block(self, pack_moving: bool) -> TileLoop:
-        """Rows of the still factor that are packed at once."""
+        """The level of rows of the broadcast operand that are packed together."""
         rows = self.info.exclusive_iterators(self.info.broadcast_operand)
         longest = self._longest(rows)
         size = self.tile.size(longest.name)
@@ -498,7 +504,7 @@ class BlockingHeuristic:
         return TileLoop(longest.name, size * balanced_block(num_tiles(longest.extent, size), max(1, count)))
 
     def _reduction_block(self, reductions: tuple[str, ...], most: int) -> list[TileLoop]:
-        """A block of a reduction of at most `most` steps whose panel fits the second cache; of the outermost if any."""
+        """At most one level that blocks a reduction, so that a panel has at most `most` steps and fits 3/4 of L2."""
         op, known, steps = self.info.op, self.info, self.info.k_size
         if known.transposes_output or op.output.buffer.type.dtype != op.dtype or self._reads_output():
             return []
@@ -511,7 +517,7 @@ class BlockingHeuristic:
         return [min(blocks, key=self._split_line_waste)] if blocks else []
 
     def _split_line_waste(self, block: TileLoop) -> float:
-        """Cache lines that a block of a reduction reads for each line that it needs, of all factors together."""
+        """The excess of cache lines that a reduction block reads, relative to full lines, summed over the factors."""
         size = block.size * self.info.op.dtype.size
         unit = sum(f.step(block.iterator) == 1 for f in self.info.factors)
         return unit * (num_tiles(size, CACHE_LINE_BYTES) * CACHE_LINE_BYTES / size - 1)
@@ -522,7 +528,7 @@ class BlockingHeuristic:
         return op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads_in(op.epilogue))
 
     def is_nontemporal(self, levels: Sequence[TileLoop] = ()) -> bool:
-        """Whether to store the output non-temporally: whole, complete lines, and too many to stay in a cache."""
+        """Whether to store the output non-temporally: tiles write whole lines of an output that exceeds the caches."""
         known, op = self.info, self.info.op
         if op.output.buffer.space is Space.SCRATCH:  # the next statement of a tile reads it
             return False
@@ -536,7 +542,7 @@ class BlockingHeuristic:
         return passes and bool(tile_cost.fills_whole_lines(known, self.target, points))
 
     def _has_exposed_output_stores(self) -> bool:
-        """Whether results that a far cache would take are more than the sums before them hide."""
+        """Whether ordinary stores to a distant cache would take longer than the sums before them hide."""
         known, target = self.info, self.target
         line = (
             CACHE_LINE_BYTES
@@ -552,7 +558,7 @@ class BlockingHeuristic:
     # --- threads ---
 
     def _parallel(self, levels: list[TileLoop]) -> tuple[int, int]:
-        """How many of `loops` make the parallel loop, and its grain."""
+        """How many of `levels` become the parallel loop, and its grain."""
         op = self.info.op
         if not self.parallel or not levels or op.multiplications < 2 * THREAD_FMAS:
             return 0, 1

@@ -1,4 +1,4 @@
-"""The plans worth measuring for an op, best first by the cost model."""
+"""The schedules worth measuring for an op, in the order of the cost model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .select import best_of, register_tile_rankings
 
 @dataclass(frozen=True, slots=True)
 class PricedSchedule:
-    """A schedule and the cycles of one core that the cost model expects for it."""
+    """A schedule and the cycles of one core that the cost model predicts for it."""
 
     schedule: Schedule
     cycles: float
@@ -35,9 +35,10 @@ class PricedSchedule:
 def schedule_candidates(
     op: StructuredOp, target: CpuTarget, count: int, *, parallel: bool = True
 ) -> tuple[PricedSchedule, ...]:
-    """At most `count` different schedules for `op`, the default first, the others in the order of the cost model.
+    """At most `count` different schedules for `op`: the default, then others, roughly in the order of the cost model.
 
-    Raises CannotLower if no register tile computes the op.
+    Each kind of schedule and each register tile contributes in turn. Raises CannotLower if no register tile computes
+    the op.
     """
     op = drop_unit_dims(op)
     views = register_tile_rankings(op, target)
@@ -63,7 +64,7 @@ def schedule_candidates(
 def _enumerate_other_plans(
     op: StructuredOp, view: RegisterTileRanking, target: CpuTarget, parallel: bool
 ) -> Iterator[tuple[Hashable, Plan]]:
-    """Plans other than panels around a register tile, each with the name of its kind."""
+    """Plans with output panels, or by `ttgt` and `loop_over_gemm`, each with its kind."""
     yield from (
         ("crossed", plan) for plan in transposed_output.transposed_output_plans(view.info, target, parallel=parallel)
     )
@@ -77,7 +78,7 @@ def _enumerate_other_plans(
 
 
 def _interleave_kinds(ranked: list[Plan], kinds: dict[Plan, Hashable]) -> list[Plan]:
-    """`ranked` in rounds: the two best plans of each register tile and of each other kind, then the next two."""
+    """`ranked` in rounds: the two best plans of each kind (each register tile is one), then the next two, ..."""
     seen: dict[Hashable, int] = {}
     rounds: list[tuple[int, Plan]] = []
     for plan in ranked:

@@ -1,7 +1,7 @@
-"""Plans for windows that slide over one factor and share nothing else: depthwise convolutions.
+"""Plans for depthwise convolutions: windows slide over one factor and share nothing else.
 
-Panels do not pay, because every vector is used by one window only. The plan loads each vector once for all taps of its
-window, in memory order.
+Packing does not pay, because every vector is used by neighboring windows only. The plan loads each vector once for all
+taps of these windows, in memory order.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _output_stride(known: ContractionInfo, name: str) -> int:
 
 
 def _choose_window_iterators(known: ContractionInfo) -> tuple[str, str] | None:
-    """The iterator whose neighboring windows share most, nearest in memory, and the reduction along which they do."""
+    """The iterator whose neighboring windows overlap most, and the reduction over the taps; None without a window."""
     found: list[tuple[int, int, str, str]] = []
     for i in known.parallel:
         for r in known.op.reductions:
@@ -74,9 +74,9 @@ def _choose_lane_count(known: ContractionInfo, target: CpuTarget) -> int:
 
 
 def _register_tile(known: ContractionInfo, target: CpuTarget, row: str, tap: str, lanes: int) -> dict[str, int]:
-    """Adjacent vectors, at as many positions as leave registers for the window's other factor.
+    """The register tile: adjacent vectors, at as many positions as leave registers for the broadcast operand.
 
-    Few positions if that factor has vectors, too, since the registers then hold those of all taps.
+    If the broadcast operand also depends on the lanes, registers must hold its vectors of all taps.
     """
     vectors = min(
         2 if known.vector in known.broadcast_operand.iterators else 4, num_tiles(known.extent(known.vector), lanes)
@@ -89,7 +89,7 @@ def _register_tile(known: ContractionInfo, target: CpuTarget, row: str, tap: str
 
 
 def _unrolled_reductions(known: ContractionInfo, reductions: tuple[str, ...], accumulators: int) -> int:
-    """How many of the innermost reductions have no loop."""
+    """How many of the innermost reductions are unrolled completely."""
     products, count = accumulators, 0
     for name in reversed(reductions):
         products *= known.extent(name)
@@ -100,7 +100,7 @@ def _unrolled_reductions(known: ContractionInfo, reductions: tuple[str, ...], ac
 
 
 def _shared_levels(known: ContractionInfo, levels: tuple[TileLoop, ...]) -> tuple[int, int]:
-    """How many of the outermost levels the threads share, and the least number of iterations worth one."""
+    """How many of the outermost levels become the parallel loop, and its grain."""
     if known.op.multiplications < 2 * DEPTHWISE_THREAD_FMAS:
         return 0, 1
     count = 1

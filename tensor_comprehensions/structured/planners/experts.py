@@ -1,7 +1,7 @@
 """Schedule heuristics: functions that return schedules, some for given tile sizes, some for an op and a target.
 
-`op.compile(..., schedule=gett)` takes the second kind. Several promising tile sizes become alternatives: the cost model
-takes one, a search measures all.
+`op.compile(..., schedule=gett)` accepts the second kind. A schedule may have alternatives with several tile sizes: the
+cost model chooses one, a search measures all.
 """
 
 from __future__ import annotations
@@ -63,17 +63,21 @@ def _make_tiling_schedule(levels: Sequence[Sizes], packs: Mapping[str, str] | No
     return found >> unroll(**unrolls) if unrolls else found
 
 
-# --- for an op on a machine --------------------------------------------------------------------------------------
+# --- for an op and a target --------------------------------------------------------------------------------------
 
 
 def by_cost_model(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """The schedule of the cost model, which a call uses by default."""
+    """The schedule that the cost model chooses, which is the default."""
     op = drop_unit_dims(op)
     return plan_to_schedule(select_plan(op, target, parallel=True), op)
 
 
 def gett(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Pack both operands into panels, with a block of one of them in L2; a few register tiles are alternatives."""
+    """GETT: pack both operands into panels, a block of one of them in L2; a few register tiles are alternatives.
+
+    Springer and Bientinesi, "Design of a high-performance GEMM-like Tensor-Tensor Multiplication", 2018. Raises
+    CannotLower if a factor has no iterators of its own.
+    """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
     if not known.exclusive_iterators(known.broadcast_operand) or known.vector in known.broadcast_operand.iterators:
@@ -86,7 +90,7 @@ def gett(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def ttgt(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Copy both operands whole into the order of a matrix product, and then multiply them.
+    """TTGT (transpose-transpose-GEMM-transpose): copy both operands into the order of a matrix product; multiply them.
 
     Raises CannotLower if the copies would take more than `thresholds.MAX_WORKSPACE_BYTES`.
     """
@@ -99,7 +103,10 @@ def ttgt(op: StructuredOp, target: CpuTarget) -> Schedule:
 
 
 def loop_over_gemm(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Loop over matrix products that read the operands in place, without copies."""
+    """Loop over matrix products that read the operands in place.
+
+    Raises CannotLower if no factor is contiguous along the output's contiguous index.
+    """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
     if known.vector_operand.step(known.vector) != 1:
@@ -121,9 +128,9 @@ def _make_product_schedule(op: StructuredOp, known: ContractionInfo, target: Cpu
 
 
 def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
-    """Register tiles of a few output positions by whole vectors, which sum windows and channels.
+    """For convolutions: register tiles of a few output positions by whole vectors, several sizes as alternatives.
 
-    Raises CannotLower for an op without a window, that is, two iterators in one subscript.
+    Raises CannotLower for an op without a window, that is, without a subscript such as `h + kh`.
     """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)
@@ -156,7 +163,7 @@ def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
 def schedule_depthwise(op: StructuredOp, target: CpuTarget) -> Schedule:
     """For depthwise convolutions: load each vector of the input once and use it for all taps of the window.
 
-    Raises CannotLower for an op without a window, or with operands that are worth packing.
+    Raises CannotLower for an op without a window, or with an operand that is reused across outputs.
     """
     op = drop_unit_dims(op)
     known = analyze_contraction(op)

@@ -1,4 +1,4 @@
-"""Panels that hold long runs of a factor which is contiguous along neither a sum nor the register tile."""
+"""Extended panels: long runs of a factor that is contiguous along neither a reduction nor the register tile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from ..plan import TileLoop
 
 @dataclass(frozen=True, slots=True)
 class PanelExtension:
-    """Points that panels of the moving factor hold besides those of the register tile. steps: of the sum in a panel."""
+    """Which points panels of the vector operand hold besides those of the register tile.
+
+    steps: steps of the reduction in a panel.
+    """
 
     info: ContractionInfo
     target: CpuTarget
@@ -25,10 +28,12 @@ class PanelExtension:
     steps: int
 
     def iterators(self, factor: Factor) -> tuple[Iterator, ...]:
-        """The iterator along which a factor is contiguous, if it is neither summed nor in the register tile.
+        """The iterators, outermost first, by which to extend panels of a factor; none if it has contiguous vectors.
 
-        A panel of all its values is transposed like one of a contiguous sum. If such panels are small, the
-        iterators along which memory continues are included, and after a short sum, too, if memory is far.
+        The first is the iterator along which the factor is contiguous, if that is neither summed nor in the register
+        tile; a panel of all its values is transposed like one of a contiguous reduction. If panels are small, iterators
+        along which the memory continues follow. If memory is beyond the private caches, a short contiguous reduction
+        may come before all of these.
         """
         if factor.step(self.info.vector) == 1:
             return ()
@@ -41,14 +46,17 @@ class PanelExtension:
         return tuple(reversed(chosen))
 
     def _contiguous_sum_size(self, factor: Factor) -> int:
-        """Elements of the sums along which a far factor is contiguous, if a panel has all of them and they are few."""
+        """Elements of the reductions along which a factor beyond the private caches is contiguous.
+
+        1 unless a panel has all steps of the reductions, and they are a short run.
+        """
         run = 1
         for name in sorted(self.info.reductions, key=lambda name: abs(factor.step(name) or 0)):
             run *= self.info.extent(name) if factor.step(name) == run else 1
         return run if self._is_far() and self.steps == self.info.k_size and run * factor.bytes < SHORT_RUN_BYTES else 1
 
     def blocks(self, swept: tuple[Iterator, ...]) -> list[TileLoop]:
-        """A part of the swept iterators whose panels fit the second cache together."""
+        """Levels that divide the swept iterators into parts whose panels fit L2 together."""
         room = self._room()
         levels: list[TileLoop] = []
         for i in reversed(swept):
@@ -58,7 +66,7 @@ class PanelExtension:
         return list(reversed(levels))
 
     def _room(self) -> int:
-        """The number of panels that fit into L2 together, besides their source data if that is far."""
+        """The number of panels that fit into L2, together with their source data if that comes from a distant cache."""
         size, columns = (
             self.info.op.dtype.size,
             prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self._moving_factor)),
@@ -67,7 +75,7 @@ class PanelExtension:
         return max(CACHE_LINE_BYTES // size, self.target.cache[1] * 5 // 8 // one)
 
     def _in_lines(self, swept: Iterator, size: int) -> int:
-        """About so many points of a contiguous iterator that runs consist of whole fetches."""
+        """`size`, rounded so that runs along a contiguous iterator consist of whole fetches from a distant cache."""
         moving, fetched = self._moving_factor, self.target.fetch_bytes
         if not self._is_far() or moving.step(swept.name) != 1 or swept.extent * moving.bytes % fetched:
             return size

@@ -1,4 +1,4 @@
-"""Records of contraction plans: their costs, their rivals, and the costs and savings of copies."""
+"""Records of the decision for a contraction plan: its cost, its rivals, and the costs and savings of packing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..op import StructuredOp, factor_tensor
 from ..plan import PackStep, Plan, Side
 
 RIVALS = 5
-"""Rival plans that are kept, the best ones."""
+"""Most rival plans that a record keeps, the cheapest ones."""
 
 
 def record_plan(
@@ -22,7 +22,7 @@ def record_plan(
 ) -> None:
     """Record `chosen` for a normalized op, after a comparison with `compared`.
 
-    priced: further plans, outside of the comparison: the cost of other copies.
+    priced: further plans, not compared, that show the cost of other packings.
     """
     bare = {side: replace(chosen, packs=tuple(step for step in chosen.packs if step.side is not side)) for side in Side}
     known = dict.fromkeys((*compared, *priced))
@@ -42,7 +42,7 @@ def record_plan(
 
 
 def _price_plans(op: StructuredOp, plans: Iterable[Plan], target: CpuTarget) -> dict[Plan, Costs]:
-    """The costs of plans, those with lanes along one iterator together."""
+    """The costs of plans; plans with the same lanes' iterator are evaluated together."""
     prices: dict[Plan, Costs] = {}
     same: dict[str, list[Plan]] = {}
     for plan in plans:
@@ -72,7 +72,7 @@ def _make_rival(
 
 
 def describe_plan(op: StructuredOp, plan: Plan) -> str:
-    """A plan in words: register tile, blocks around it, copies, and parallel loops; without names of loops."""
+    """A plan in words: register tile, blocks, packing and parallel loops."""
     last = {level.iterator: d for d, level in enumerate(plan.levels)}
     tile = [f"{_own_name(op, n)} {plan.levels[d].size}" for n, d in last.items() if plan.levels[d].size > 1]
     blocks = [f"{_own_name(op, x.iterator)} {x.size}" for d, x in enumerate(plan.levels) if last[x.iterator] != d]
@@ -92,7 +92,7 @@ def describe_plan(op: StructuredOp, plan: Plan) -> str:
 
 
 def _own_name(op: StructuredOp, iterator: str) -> str:
-    """An iterator as the def calls it."""
+    """The name that an iterator has in the def."""
     return iterator.removeprefix(f"{op.name}{SEPARATOR}")
 
 
@@ -104,7 +104,7 @@ def _record_copy(
     costs: Costs,
     copying: float,
 ) -> None:
-    """Record why a factor is packed, or read in place: the best plan that does otherwise is the rival.
+    """Record why a factor is packed or read in place; the rival is the best plan that decides otherwise.
 
     copying: cycles to fill the panels of the factor.
     """

@@ -1,4 +1,4 @@
-"""The choices around a register tile with some of them made already, and all ways to make these."""
+"""Variants of `BlockingHeuristic`: with some decisions forced, or for special loop orders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .blocking import Blocking, BlockingHeuristic
 
 @dataclass(frozen=True, slots=True)
 class ForcedBlocking(BlockingHeuristic):
-    """`BlockingHeuristic` with some decisions forced; None leaves a decision to it."""
+    """`BlockingHeuristic` with some decisions forced; None leaves a decision to the heuristic."""
 
     pack_vector_operand: bool | None = None
     pack_broadcast_operand: bool | None = None
@@ -53,7 +53,10 @@ def enumerate_packings(
     parallel: bool,
     packs_moving: Sequence[bool] = (True, False),
 ) -> Iterator[Plan]:
-    """Plans that differ in the packed factors, with the moving factor as given, and in the stationary factor."""
+    """Plans that differ in the packed factors and in the stationary factor.
+
+    packs_moving: which choices of packing the vector operand to try.
+    """
     for moving, still, outside in product(packs_moving, (True, False), (True, False)):
         if (moving and outside) or (tile.vectors_per_register > 1 and not moving):
             continue
@@ -65,9 +68,9 @@ def enumerate_packings(
 
 @dataclass(frozen=True, slots=True)
 class PackBothBlocking(BlockingHeuristic):
-    """The heuristic where both factors are copied first, and the output is gone through in the order of memory.
+    """Packs both factors first, and loops over the output in memory order.
 
-    One panel along the lanes stays in the first cache while the rows that are nearest in the output pass by.
+    One panel along the lanes stays in L1 while the rows that are nearest in the output stream past.
     """
 
     def plan(self) -> Plan:
@@ -90,10 +93,10 @@ class PackBothBlocking(BlockingHeuristic):
 
 @dataclass(frozen=True, slots=True)
 class LaneSumBlocking(BlockingHeuristic):
-    """Blocking for separate lanes of a sum: both factors have vectors, each for the rows of the other.
+    """Blocking for lanes that keep separate partial sums: both factors depend on the lanes.
 
-    Steps of the outermost sum are around all register tiles, few enough that their operands stay in cache. The longer
-    side is outside, so that the shorter one is reused.
+    The outermost reduction is blocked around all register tiles, so that the operands of a block stay in cache. The
+    factor with more rows is outside, so that the smaller one is reused.
     """
 
     def plan(self) -> Plan:
@@ -116,7 +119,7 @@ class LaneSumBlocking(BlockingHeuristic):
 
 
 def fits_both_packed_in_l2(facts: ContractionInfo, target: CpuTarget) -> bool:
-    """Whether the second cache holds copies of both factors."""
+    """Whether both factors can be packed completely, and L2 holds both copies."""
     copied = sum(prod(facts.extent(name) for name in f.iterators) for f in facts.factors) * facts.op.dtype.size
     rows = (
         not facts.transposes_output

@@ -1,4 +1,4 @@
-"""The heuristic for contractions: the plan that the cost model prefers, and whether an op is worth one."""
+"""Plan selection for contractions: the plan that the cost model prefers, and whether a micro-kernel pays at all."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from .plan_record import record_plan
 from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, fits_both_packed_in_l2
 
 PLANNED = 64
-"""Cached plans: an op is planned to decide fusion, to lower it, and to display it."""
+"""Cached plans; an op is planned several times: to decide fusion, to lower it, and to display it."""
 
 
 def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
-    """The plan that the cost model prefers for a normalized op, be the op worth one or not.
+    """The plan that the cost model prefers for a normalized op, even if `why_not_microkernel` advises against one.
 
     Raises:
-        CannotLower: the op has no contiguous output iterator that moves a factor.
+        CannotLower: `analyze_contraction` finds no iterator for the lanes.
     """
     plan, rivals, views = _select_plan(op, target, parallel=parallel)
     if is_recording():
@@ -60,7 +60,7 @@ def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
 def _select_plan(
     op: StructuredOp, target: CpuTarget, *, parallel: bool
 ) -> tuple[Plan, tuple[Plan, ...], tuple[RegisterTileRanking, ...]]:
-    """The same with the plans that it was compared with, and the register tiles that all are around."""
+    """The chosen plan, all plans that it was compared with, and the rankings of register tiles that they came from."""
     views = register_tile_rankings(op, target)
     shared, rivals = rank_plans(views, target, parallel=parallel)
     if shared.parallel_depth and op.multiplications < ALWAYS_SHARED_FMAS:
@@ -71,15 +71,16 @@ def _select_plan(
 
 
 def _shared_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
-    """Cycles until two threads have finished `plan`; if they are no faster, its work is too little to share."""
+    """Cycles until two threads have finished `plan`, including the start of a thread."""
     count = prod(num_tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.parallel_depth])
     return plan_cycles(op, plan, target) * num_tiles(count, 2) / count + THREAD_START_CYCLES
 
 
 def register_tile_rankings(op: StructuredOp, target: CpuTarget) -> tuple[RegisterTileRanking, ...]:
-    """Register tiles with the lanes along the output's contiguous iterator, and along the longest of the other factor.
+    """The ranking of register tiles for each choice of the lanes' iterator.
 
-    Raises CannotLower as `select_plan`.
+    The first has the lanes along the output's contiguous iterator. A second one, if the broadcast operand has a long
+    enough iterator, has them along that. Raises CannotLower as `select_plan`.
     """
     known = analyze_contraction(op)
     rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if 2 * i.extent >= target.lanes(known.bits)]
@@ -90,19 +91,19 @@ def register_tile_rankings(op: StructuredOp, target: CpuTarget) -> tuple[Registe
 
 
 def best_of(views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parallel: bool) -> Plan:
-    """The plan that the cost model prefers around the best register tile of one of `views`, from
-    `register_tile_rankings`."""
+    """The plan that the cost model prefers. views: from `register_tile_rankings`."""
     return rank_plans(views, target, parallel=parallel)[0]
 
 
 def rank_plans(
     views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parallel: bool
 ) -> tuple[Plan, tuple[Plan, ...]]:
-    """The same with all plans that it was compared with."""
+    """The plan that the cost model prefers, and all plans that it was compared with."""
     default, *turned = views
     if depthwise.is_depthwise(default.info):
         return depthwise.depthwise_plan(default.info, target, parallel=parallel), ()
-    parallel = parallel and default.info.op.multiplications >= 2 * THREAD_FMAS  # else shares are panels made in vain
+    # Too little work for two threads: splitting it would only pack more panels.
+    parallel = parallel and default.info.op.multiplications >= 2 * THREAD_FMAS
     near, consider = fits_l2_without_windows(default.info, target), _enumerate_tile_plans
     if default.info.keeps_lanes_of_sum:
         consider = _lane_sums
@@ -131,14 +132,14 @@ def rank_plans(
 
 
 def fits_l2_without_windows(known: ContractionInfo, target: CpuTarget) -> bool:
-    """Whether L2 holds all operands of an op without windows, so that copies decide."""
+    """Whether L2 holds all operands of an op without windows, so that the packing decides which plan is fastest."""
     windows = any(prod(known.extents[name] for name in f.iterators) > f.stored for f in known.factors)
     touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
     return not windows and touched <= target.cache[1]
 
 
 def _lane_sums(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
-    """The plans to compare where the lanes of a sum are kept apart."""
+    """The plans to compare if lanes keep separate partial sums."""
     for tile in view.best_tiles(COMPARED_TILES):
         yield LaneSumBlocking(view.info, target, tile, parallel).plan()
 
@@ -153,7 +154,7 @@ def _enumerate_near_plans(view: RegisterTileRanking, target: CpuTarget, parallel
 
 
 def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
-    """The plans to compare: one for each of a few register tiles; all packings if the output decides."""
+    """The plans to compare: one for each of a few register tiles; all packings if the output's traffic dominates."""
     expert = BlockingHeuristic(view.info, target, view.best, parallel)
     if _is_output_traffic_bound(view.info, target):
         shapes = view.shapes(COMPARED_TILES)
@@ -175,10 +176,10 @@ def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel
 
 
 def _is_transposed_store_profitable(known: ContractionInfo, target: CpuTarget) -> bool:
-    """Whether lanes across the output's runs may be better.
+    """Whether register tiles that are stored transposed may be faster.
 
-    The lines of scalars are read again for the next ones of a run, for which a far cache is too slow. A factor that
-    would be transposed for few rows has long runs of scalars instead, and should stay in place.
+    They may be if the output's contiguous runs are short, unless the operand that is read again and again is in a
+    distant cache. They also may be if packing would transpose an operand for few rows; then it stays in place.
     """
     moving, turns = known.vector_operand, known.vector_operand.step(known.vector) != 1
     if turns and prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) <= PACKED_USES:
@@ -195,17 +196,17 @@ def _is_transposed_store_profitable(known: ContractionInfo, target: CpuTarget) -
 
 
 def _streams_in_place(plan: Plan) -> bool:
-    """Whether all is read where it is and the output passes the caches: wide tiles wait for the second one then."""
+    """Whether a plan reads both factors in place and stores non-temporally; wide register tiles then wait for L2."""
     return plan.nontemporal and not plan.packs
 
 
 def _is_output_traffic_bound(known: ContractionInfo, target: CpuTarget) -> bool:
-    """Whether results that go to a far cache take longer than the short sums before them."""
+    """Whether the output is beyond the private caches, and its stores take longer than the short sums before them."""
     return known.k_size <= SHORT_SUM_TERMS and is_beyond_private_caches(known.output_size, target)
 
 
 def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
-    """Why a register tile would compute a normalized op badly on `target`; None if it is the right thing."""
+    """Why a micro-kernel would be slow for a normalized op on `target`; None if it is fast."""
     try:
         known = analyze_contraction(op)
     except CannotLower as reason:

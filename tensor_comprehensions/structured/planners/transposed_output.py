@@ -1,4 +1,7 @@
-"""Plans for a large factor whose runs cross those of the output: lanes along the factor, results turned afterwards."""
+"""Plans with transposed output panels, for a large factor that is contiguous along another iterator than the output.
+
+The lanes run along the factor's contiguous iterator, and the results are transposed afterwards.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,14 @@ from ..op import Iterator, loads_in
 from ..plan import PackStep, Plan, TileLoop
 
 WIDE, NARROW = 6, 4
-"""Vectors of a register tile along runs of the factor: of whole runs at most, or of a part where they are longer."""
+"""Vectors of a register tile along the factor's runs: whole runs of up to `WIDE` vectors, else `NARROW`."""
 
 
 def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Generator[Plan]:
-    """A plan that keeps results in a panel, and one that packs the factor, too, each with the longest runs.
+    """A plan with an output panel, and one that also packs the factor, each with the cheapest block sizes.
 
-    known: with the lanes along the output. None if memory is near, or the results are not smaller than the factor.
+    known: the facts with the lanes along the output. No plans if the factor is not beyond the private caches, or if the
+    output is not smaller than the factor.
     """
     moving = known.vector_operand
     run = next(
@@ -71,7 +75,13 @@ def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parall
 
 @dataclass(frozen=True, slots=True)
 class _TransposedOutputPlanner:
-    """known: with the lanes along the output; inner: with the panel as the output, and the lanes along `run`."""
+    """Makes the plans for one op.
+
+    Attributes:
+        known: the facts with the lanes along the output.
+        inner: the facts with the panel as the output and the lanes along `run`.
+        run: the iterator along which the vector operand is contiguous.
+    """
 
     known: ContractionInfo
     inner: ContractionInfo
@@ -81,7 +91,7 @@ class _TransposedOutputPlanner:
 
     @property
     def tile(self) -> RegisterTile:
-        """Whole runs of the factor where they are short, and as many rows as there are registers for."""
+        """The register tile: short runs of the factor as a whole, and as many rows as fit into registers."""
         lanes = self.target.lanes(self.known.bits)
         vectors = num_tiles(self.run.extent, lanes)
         vectors = vectors if vectors <= WIDE else NARROW
@@ -90,7 +100,7 @@ class _TransposedOutputPlanner:
         return RegisterTile(lanes, ((self.run.name, vectors * lanes), (row.name, balanced_block(row.extent, most))))
 
     def blocks(self) -> Generator[dict[str, int]]:
-        """Parts of the iterators of the factor alone whose results fit half of the second cache, or nearly so."""
+        """Block sizes of the factor's own iterators whose output panel fits 5/8 of L2."""
         others = [i for i in self.known.exclusive_iterators(self.known.vector_operand) if i.name != self.run.name]
         line = CACHE_LINE_BYTES // self.known.output_bytes
         rows = prod(i.extent for i in self.known.exclusive_iterators(self.known.broadcast_operand)) * self.run.extent
@@ -102,7 +112,7 @@ class _TransposedOutputPlanner:
                 yield {i.name: size for i, size in zip(others, sizes, strict=True)}
 
     def run_start_cycles(self, blocks: Mapping[str, int], packed: bool) -> float:
-        """Cycles for the runs of memory that are read and written with such blocks."""
+        """Cycles to start the runs of memory that blocks of these sizes read and write."""
         known, moving, points = self.known, self.known.vector_operand, {**self.known.extents, **blocks}
         read, written = _count_run_elements(moving.nearest, points), _count_run_elements(known.output_strides, points)
         wait = (
@@ -147,7 +157,7 @@ class _TransposedOutputPlanner:
 
     @property
     def _steps(self) -> int:
-        """Steps of the sum per iteration, each of which prefetches a row: as many as tiles meet the data."""
+        """Unroll factor of the reduction: an iteration prefetches a row; the tiles that use a panel share the rows."""
         count = prod(num_tiles(i.extent, self.tile.size(i.name)) for i in self.rows)
         return min(MAX_UNROLLED_STEPS, 1 << (count.bit_length() - 1))
 
@@ -160,7 +170,7 @@ class _TransposedOutputPlanner:
 
 
 def _count_run_elements(steps: Sequence[tuple[str, int]], points: Mapping[str, int]) -> int:
-    """Neighboring elements of memory that a box of `points` covers."""
+    """Length in elements of the contiguous runs that a box of `points` covers."""
     run = 1
     for name, step in steps:
         run *= points[name] if step == run else 1
@@ -168,5 +178,5 @@ def _count_run_elements(steps: Sequence[tuple[str, int]], points: Mapping[str, i
 
 
 def _list_block_sizes(extent: int, unit: int) -> list[int]:
-    """Blocks of whole `unit` points that cut `extent` into equal parts, and all of it."""
+    """The multiples of `unit` that divide `extent`, and `extent` itself."""
     return [*(n for n in range(unit, extent, unit) if extent % n == 0), extent]
