@@ -1,6 +1,6 @@
-"""Checked programs in the cache: the functions of a text that was parsed and checked before.
+"""Checked programs in the cache, so that a known source text is neither parsed nor checked again.
 
-They are written as JSON, and only the classes of the language are made of it.
+Entries are JSON, from which only classes of the language are created.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ else:
 
 
 def load_checked_defs(source: str | bytes) -> tuple[Function, ...]:
-    """As `tc_lang.compile_source`, out of the cache where the text is known."""
+    """As `tc_lang.compile_source`, but from the cache if it knows the text. Raises the same errors."""
     store = current_store()
     if store.mode == "off" or not isinstance(source, str):
         return check.compile_source(source)
@@ -53,14 +53,14 @@ def load_checked_defs(source: str | bytes) -> tuple[Function, ...]:
 
 
 def defs_to_bytes(made: tuple[Function, ...]) -> bytes:
-    """The functions of one text as JSON, with the text once."""
+    """The functions of one source text as JSON, which has the text once."""
     text = made[0].source if made else ""
     content = [text, [to_plain(replace(f, source="")) for f in made]]
     return json.dumps(content, separators=(",", ":")).encode()
 
 
 def defs_from_bytes(data: bytes) -> tuple[Function, ...] | None:
-    """The functions that JSON describes; None if it describes none."""
+    """The functions that `defs_to_bytes` wrote; None for other bytes."""
     try:
         text, made = from_plain(json.loads(data), language_classes())
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -72,5 +72,5 @@ def defs_from_bytes(data: bytes) -> tuple[Function, ...] | None:
 
 @cache
 def language_classes() -> dict[str, Any]:
-    """The classes that a function is made of."""
+    """The classes of the values in a `Function`, by name."""
     return {**record_classes(formats, language), "Span": Span}

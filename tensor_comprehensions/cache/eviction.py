@@ -1,7 +1,7 @@
-"""Keeping the store within its limit: least recently used entries go first, leftovers of killed writers always.
+"""Eviction: remove the least recently used entries of a store that exceeds its limit, and leftovers of killed writers.
 
-Any process may evict at any time beside readers and writers: a vanished entry is a miss, and a vanished file is no
-fault. A lock, which no process waits for, avoids duplicate work.
+Any process may evict at any time: for concurrent readers a removed entry is a miss. A lock, for which no process waits,
+avoids duplicate work.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .store import Store
 
 PERIOD = 3600.0
-"""Seconds between two sweeps, and the age at which a temporary file is a leftover."""
+"""Seconds between two evictions, and the age from which on a temporary file is a leftover."""
 ROOM = 0.9
-"""The part of the limit that a sweep leaves filled, so that the next write does not sweep again."""
+"""The fraction of the limit down to which an eviction removes entries, so that the next write triggers no other."""
 LAST = ("tuning", "injected")
 """Layers that are evicted last, because they cannot be rebuilt quickly."""
 _MARK, _LOCK = ".swept", ".lock"
@@ -29,7 +29,7 @@ _MARK, _LOCK = ".swept", ".lock"
 
 @dataclass(frozen=True, slots=True)
 class EvictionReport:
-    """The result of an eviction: remaining entries and bytes, removed entries and leftovers."""
+    """The result of an eviction: remaining entries and bytes, removed entries, and removed leftovers."""
 
     entries: int
     bytes: int
@@ -38,7 +38,7 @@ class EvictionReport:
 
 
 def is_eviction_due(store: Store) -> bool:
-    """Whether the last eviction is long ago, or this process has written a lot."""
+    """Whether the last eviction is `PERIOD` seconds ago, or this process has written 1/16 of the limit since."""
     if store.written > store.limit // 16:
         return True
     try:
@@ -48,9 +48,9 @@ def is_eviction_due(store: Store) -> bool:
 
 
 def evict(store: Store, limit: int | None = None) -> EvictionReport | None:
-    """Remove leftovers, and entries until the store is within its limit, or within another.
+    """Remove leftovers, and entries if the store exceeds `limit` bytes; None is the store's own limit.
 
-    None if another process is at it.
+    Returns None if another process is evicting.
     """
     store.written = 0
     with _lock(store.system, store.folder() / _LOCK) as mine:
@@ -65,7 +65,7 @@ def _evict_oldest_entries(store: Store, limit: int) -> EvictionReport:
     entries: list[tuple[bool, float, int, Path]] = []
     for layer, path, size, changed in _walk(store.system, store.folder()):
         if not path.name.startswith("."):
-            # A time in the future is a clock that was wrong: such an entry counts as just used.
+            # A time in the future comes from a wrong clock: the entry counts as just used.
             entries.append((layer in LAST, min(changed, now), size, path))
         elif path.name.endswith(safe_io.TEMPORARY) and abs(now - changed) > PERIOD:
             leftovers += safe_io.remove_file(store.system, path)
@@ -81,7 +81,7 @@ def _evict_oldest_entries(store: Store, limit: int) -> EvictionReport:
 
 
 def _walk(system: safe_io.OsFunctions, folder: Path, layer: str = "") -> Iterator[tuple[str, Path, int, float]]:
-    """Every file below a folder, with its layer, its bytes and the time of its last change."""
+    """(layer, path, bytes, modification time) of every file below a folder."""
     try:
         names = sorted(system.listdir(folder))
     except OSError:
@@ -99,13 +99,13 @@ def _walk(system: safe_io.OsFunctions, folder: Path, layer: str = "") -> Iterato
 
 
 def _remove_empty_folder(system: safe_io.OsFunctions, folder: Path) -> None:
-    """Remove a folder that has become empty."""
+    """Remove a folder if it is empty."""
     with suppress(OSError):
         system.rmdir(folder)
 
 
 def _record_sweep_time(store: Store) -> None:
-    """Note the time of the sweep."""
+    """Record the time of this eviction."""
     path, now = store.folder() / _MARK, store.system.clock()
     with suppress(OSError):
         store.system.close(store.system.open(path, os.O_WRONLY | os.O_CREAT | safe_io.SAFE, 0o600))
@@ -114,10 +114,10 @@ def _record_sweep_time(store: Store) -> None:
 
 @contextmanager
 def _lock(system: safe_io.OsFunctions, path: Path) -> Iterator[bool]:
-    """Whether this process has the lock; it is free again at the end of the block, or of the process."""
+    """Try to take a lock for the `with` block; yields whether this process has it."""
     try:
         import fcntl
-    except ImportError:  # not on this system: two processes may then do the same work
+    except ImportError:  # without it, two processes may do the same work
         yield True
         return
     try:

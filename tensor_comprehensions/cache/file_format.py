@@ -1,8 +1,9 @@
-"""The file format of the cache: a header that proves that the payload is complete and unchanged.
+"""The file format of cache entries: a header whose digest shows that the payload is complete and unchanged.
 
-    magic (8) | version (2) | signed (2) | length of the payload (8) | digest (32) | payload
+    magic (8 bytes) | version (2) | signed (2) | length of the payload (8) | digest (32) | payload
 
-The digest is the SHA-256 of everything else; in a signed entry, its HMAC with a secret key.
+Numbers are little-endian. The digest is the SHA-256 of everything else; in a signed entry, the HMAC-SHA-256 with the
+secret key.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from hashlib import sha256
 
 MAGIC = b"TCcache\n"
 VERSION = 2
-"""Of the format of entries, and the name of the folder that has them. Entries of other versions are left alone."""
+"""The version of the format. It names the folder of the entries, so other versions do not interfere."""
 LARGEST = 1 << 28
-"""Bytes of a payload: more is neither written nor read."""
+"""Most bytes of a payload; larger ones are neither written nor read."""
 
 _START = struct.Struct("<8sHHQ")
 _DIGEST = 32
@@ -23,11 +24,11 @@ HEADER = _START.size + _DIGEST
 
 
 class CorruptEntry(Exception):
-    """The bytes are no entry, or not one that this process may trust; the message says why."""
+    """Bytes are not an entry that this process can trust; the message says why."""
 
 
 def pack_entry(payload: bytes, secret: bytes | None = None) -> bytes:
-    """The bytes of an entry, signed if there is a secret key. Raises CorruptEntry for a payload that is too large."""
+    """The bytes of an entry, signed if `secret` is not None. Raises CorruptEntry if the payload exceeds `LARGEST`."""
     if len(payload) > LARGEST:
         raise CorruptEntry(f"it has {len(payload)} bytes, and an entry may have {LARGEST}")
     start = _START.pack(MAGIC, VERSION, secret is not None, len(payload))
@@ -35,7 +36,7 @@ def pack_entry(payload: bytes, secret: bytes | None = None) -> bytes:
 
 
 def unpack_entry(data: bytes, secret: bytes | None = None) -> bytes:
-    """The payload of an entry. Raises CorruptEntry unless `pack_entry` made the bytes with the same key."""
+    """The payload of an entry. Raises CorruptEntry unless `pack_entry` wrote the bytes with the same secret."""
     if len(data) < HEADER:
         raise CorruptEntry(f"it ends after {len(data)} bytes")
     magic, version, signed, length = _START.unpack_from(data)

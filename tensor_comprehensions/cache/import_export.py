@@ -1,4 +1,4 @@
-"""Measurements and signed code between stores, machines and people."""
+"""Export measurements and signed code of a store, and import them into another."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .safe_io import SYSTEM, OsFunctions, read_bounded, write_file
 from .store import Store
 
 SUFFIX = ".tct"
-"""Of a file with measurements: a `.tc` file has defs."""
+"""The suffix of a file with measurements; `.tc` files have defs."""
 Found = dict[Key, tuple[Measurement, ...]]
 
 
 def write_measurements(store: Store, path: Path) -> int:
-    """Write all measurements of a store to a file; the number of keys. Raises CacheError, also for a `.tc` file.
+    """Write all measurements of a store to a file. Returns the number of keys.
 
-    The same measurements give the same bytes, so that the file can be kept under version control.
+    The same measurements give the same bytes, so that the file can be kept under version control. Raises CacheError if
+    the path ends in `.tc` or cannot be written.
     """
     if path.suffix == ".tc":
         raise CacheError(
@@ -35,9 +36,9 @@ def write_measurements(store: Store, path: Path) -> int:
 
 
 def read_measurements(path: Path) -> Found:
-    """The measurements in a file that `write_measurements` made, or in the folder of another store. Raises CacheError.
+    """The measurements in a file of `write_measurements`, or in the folder of another store. Raises CacheError.
 
-    Any user may own it: measurements are data, and are checked like user input.
+    The file may belong to any user: measurements are data, and are checked like user input.
     """
     if path.is_dir():
         return measurement_store.all_measurements(Store(path, "read", system=ANYBODY))
@@ -61,7 +62,10 @@ def add_measurements(store: Store, found: Found) -> int:
 
 
 def copy_code(store: Store, other: Store) -> int:
-    """Copy the code of a store to another one with the same secret key; the number of entries. Raises CacheError."""
+    """Copy the code of a store to another one. Returns the number of entries.
+
+    Raises CacheError unless both stores have the same secret key.
+    """
     if store.secret is None or store.secret != other.secret:
         raise CacheError(
             "compiled code stays on its machine: anyone who can change it can run code as you",
@@ -75,4 +79,4 @@ def copy_code(store: Store, other: Store) -> int:
 
 
 ANYBODY = OsFunctions(user=lambda: -1)
-"""A system in which it does not matter who owns a file."""
+"""OS functions that turn off the check of a file's owner and mode."""

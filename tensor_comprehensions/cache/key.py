@@ -1,7 +1,6 @@
-"""The key: everything that can change a result, as named texts in a fixed order.
+"""Cache keys: everything that can change a kernel or a measurement, as named texts in a fixed order.
 
-There is one function, `make_key`; a field that is added to a record of options or to a target becomes a part of the
-key by itself.
+Fields of options and targets are found by reflection, so a new field becomes a part of the key without other changes.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from . import package_digest
 from .store import current_store
 
 PACKAGES = ("tensor-comprehensions", "islpy", "llvmlite", "torch", "numpy")
-"""Whose versions are recorded."""
+"""The packages whose versions are recorded."""
 FAMILY = ("kind", "def", "dtypes", "target.", "threads")
-"""The parts that keys share which differ in sizes only; a name that ends in a dot stands for all below it."""
+"""The parts that are equal in all keys of a family; a name that ends in a dot is a prefix."""
 
 FORM = "2"
-"""Version of the canonical def; a new one invalidates old entries. Before 2, names of a def could reach its code."""
+"""The version of the canonical def; a new one invalidates old entries. Before 2, code could have names of the def."""
 
 
 class Uncacheable(Exception):
-    """A value, such as a function, whose text does not determine its meaning; it makes a kernel uncacheable."""
+    """A kernel cannot be cached, because a value, such as a function, has no text that determines its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Named parts. Two keys are for the same thing exactly where all parts are equal."""
+    """Named parts. Keys are equal if and only if all parts are equal."""
 
     parts: tuple[tuple[str, str], ...]
 
@@ -47,7 +46,7 @@ class Key:
 
     @property
     def family(self) -> str:
-        """16 hexadecimal digits that keys have in common which differ only in sizes, strides and numbers."""
+        """16 hexadecimal digits that are equal for keys that differ only in sizes, strides, scalars, options etc."""
         return _compute_key_digest(tuple(part for part in self.parts if _in_family(part[0])))[:16]
 
     def __getitem__(self, name: str) -> str:
@@ -71,19 +70,20 @@ def make_key(
     flags: Mapping[str, str] | None = None,
     rows: str = "",
 ) -> Key:
-    """The key of a kernel, or without `options` the key under which measurements of all options are kept.
+    """The key of a kernel, or without `options` the key for measurements of all options.
 
     A kernel depends on the source of this package and on its compilers, so these are parts of its key. A measurement
-    records them instead: options that were good for an earlier version are still good starting points.
+    records versions instead: options that were good for an earlier version are still good starting points.
 
     Args:
-        function, bound: the def, and the def with its sizes, strides and numbers.
+        function: the def.
+        bound: the def with its sizes, strides and scalars.
         target: the processor, a frozen dataclass.
         options: how the def is lowered, a frozen dataclass.
-        threads: the number of threads of a measurement; kernels work on any number.
-        alignment: bytes to which the addresses of tensors are aligned; 0: those of an element.
+        threads: the number of threads of a measurement; kernels work with any number.
+        alignment: bytes to which the addresses of tensors are aligned; 0: the size of an element.
         flags: other facts that the emitted code depends on.
-        rows: of a kernel for any number of rows, what its rows are; `bound` is the def for one of them.
+        rows: a description of the axes of a range kernel; `bound` is then the def for a single row.
 
     Raises Uncacheable if the options hold a function, or if the source of this package cannot be read.
     """
@@ -111,7 +111,7 @@ def make_key(
 
 
 def make_sparse_key(text: str, kernel: object, target: object, *, flags: Mapping[str, str] | None = None) -> Key:
-    """The key of a kernel for sparse operands, which depends neither on sizes nor on the stored elements.
+    """The key of a kernel with sparse operands, which depends neither on sizes nor on the stored elements.
 
     Args:
         text: the def with the formats of its tensors.
@@ -126,12 +126,12 @@ def make_sparse_key(text: str, kernel: object, target: object, *, flags: Mapping
 
 
 def make_sparse_tuning_key(text: str, kernel: object, shapes: str, target: object, *, threads: int) -> Key:
-    """The key under which measurements of a def with sparse operands are kept. They record versions themselves.
+    """The key for measurements of a def with sparse operands. Measurements record versions themselves.
 
     Args:
-        text, kernel, target: as for `make_sparse_key`.
-        shapes: sizes, and numbers of stored elements: measurements of others are for the nearest.
-        threads: on how many it is measured.
+        text, kernel, target: as in `make_sparse_key`.
+        shapes: the sizes, and the numbers of stored elements.
+        threads: the number of threads.
     """
     parts = [("kind", "sparse tuning"), ("def", text), ("dtypes", canonical_text(kernel)), ("shapes", shapes)]
     return Key((*parts, *_flatten_fields("target", target), ("threads", str(threads))))
@@ -141,7 +141,8 @@ def make_installation_key(kind: str, facts: Mapping[str, str], target: object) -
     """The key of a fact about this installation on a processor.
 
     Args:
-        kind: which fact. facts: others that it depends on, beside the versions of packages.
+        kind: the kind of fact.
+        facts: what the fact depends on besides the versions of packages.
         target: the processor, a frozen dataclass.
 
     Raises Uncacheable if the source of this package cannot be read.
@@ -170,7 +171,7 @@ def refers_to_names(options: object) -> bool:
 
 
 def canonical_text(value: object) -> str:
-    """A value of an option or a target as a text that is the same in every process. Raises Uncacheable."""
+    """The text of a value of an option or target, the same in every process. Raises Uncacheable for other values."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, Enum):
@@ -185,7 +186,7 @@ def canonical_text(value: object) -> str:
 
 
 def _flatten_fields(prefix: str, record: object) -> Iterator[tuple[str, str]]:
-    """Every field of a dataclass by its name; the name of its class stands for the whole."""
+    """(name, text) of every field of a dataclass; with a prefix, the first pair is (prefix, name of the class)."""
     if not is_dataclass(record):
         raise InternalError(f"{record!r} is no record")
     if prefix:
@@ -199,7 +200,7 @@ def _format_dimensions(numbers: tuple[int, ...]) -> str:
 
 
 def _compute_key_digest(parts: tuple[tuple[str, str], ...]) -> str:
-    """Of the parts with their lengths, so that no two lists of parts run together to the same bytes."""
+    """The SHA-256 of the parts, each with its length, so that different lists of parts give different bytes."""
     total = sha256()
     for part in parts:
         for text in part:
@@ -225,7 +226,7 @@ def _get_package_version(name: str) -> str:
     """The version of a package, from the loaded module if possible: reading metadata is slower than a cache lookup."""
     module = sys.modules.get(name.replace("-", "_"))
     if isinstance(text := getattr(module, "__version__", None), str):
-        return str(text)  # torch's version is a class of its own, whose comparisons fail for some texts
+        return str(text)  # torch's version is a subclass of str whose comparisons fail for some texts
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Measurements of options: the layer of the cache that may be merged, committed and sent to others.
+"""Measurements of options, which may be merged, committed and sent to others.
 
-Always holds: merging is commutative, associative and idempotent, so neither order nor repetition matters; data is
-checked like user input when read.
+Merging is commutative, associative and idempotent, so neither order nor repetition matters. Data is checked like user
+input when it is read.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ from .tc_cache_pb2 import Key as KeyMessage
 from .tc_cache_pb2 import Measurement as Message
 
 KEPT = 128
-"""How many measurements a key keeps: the fastest."""
+"""Most measurements that a key keeps, the fastest ones."""
 SHORTEST, LONGEST = 1e-8, 1e5
-"""Plausible seconds of a call; records outside of them were not measured."""
+"""The range of plausible seconds of a call; other records are rejected."""
 LATEST = 1 << 37
-"""Seconds since 1970 that have a date."""
+"""Seconds since 1970 below which `datetime` can show a date."""
 ATTEMPTS = 5
-"""How often the files of a key are listed while others replace them."""
+"""How often the files of a key are listed if other processes replace them meanwhile."""
 SEGMENTS = 16
-"""A key whose measurements lie in more files than this gets them merged into one."""
+"""If a key has more files than this, they are merged into one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Options that were run.
+    """The measured time of a call with some options.
 
     Attributes:
-        options: a record of options, settled.
+        options: the options, with resolved schedules.
         seconds: median time of a call.
         validated: whether the results were compared with the reference evaluator's.
-        samples: how many calls were timed.
-        spread: distance between the quartiles, relative to the median.
-        names_digest: digest of the names that the options refer to, "" if they refer to none; see
-        `key.names_digest`. versions: of the package and its compilers.
-        tuner: what made it, "search" say; time: when, in seconds since 1970.
+        samples: number of timed calls.
+        spread: interquartile range, relative to the median.
+        names_digest: digest of the names that the options refer to, "" if they refer to none; see `key.names_digest`.
+        versions: (package, version) of this package and its compilers.
+        tuner: what took the measurement, e.g. "search".
+        time: when, in seconds since 1970.
 
-    Raises ArgumentError for a time that no call takes.
+    Raises ArgumentError for implausible values.
     """
 
     options: Any
@@ -75,7 +76,7 @@ class Measurement:
 
     @property
     def is_current(self) -> bool:
-        """Whether it was made with the versions that are installed."""
+        """Whether it was measured with the installed versions."""
         return self.versions == toolchain_versions()
 
 
@@ -83,7 +84,7 @@ class Measurement:
 
 
 def record_measurements(store: Store, key: Key, measurements: Iterable[Measurement]) -> None:
-    """Record measurements of a key. Concurrent writes of other processes are not lost."""
+    """Add measurements to a key. Concurrent writes of other processes are not lost."""
     fresh = merge_measurements(measurements)
     if not fresh:
         return
@@ -101,17 +102,17 @@ def recall_measurements(store: Store, key: Key) -> tuple[Measurement, ...]:
 
 
 def best_measurement(store: Store, key: Key, names: str = "") -> Measurement | None:
-    """The fastest validated measurement of a key: of the installed versions, or else of others.
+    """The fastest validated measurement of a key with the installed versions, else with others; None without any.
 
     Args:
-        names: `key.names_digest` of the def that it is wanted for; options that use other names are passed over.
+        names: `key.names_digest` of the def; options that refer to other names are skipped.
     """
     usable = [m for m in recall_measurements(store, key) if m.validated and m.names_digest in ("", names)]
     return next((m for m in usable if m.is_current), usable[0] if usable else None)
 
 
 def family_measurements(store: Store, key: Key) -> dict[Key, tuple[Measurement, ...]]:
-    """The measurements of keys that differ from this one only in sizes, strides and numbers, without this one."""
+    """The measurements of other keys that differ from `key` only in sizes, strides and scalar values."""
     found: dict[Key, tuple[Measurement, ...]] = {}
     for digest in store.names((TUNING, key.family)):
         for _, (other, measurements) in _read_measurement_files(store, (TUNING, key.family, digest)):
@@ -131,9 +132,9 @@ def all_measurements(store: Store) -> dict[Key, tuple[Measurement, ...]]:
 
 
 def compact_measurements(store: Store, key: Key) -> None:
-    """Replace the files of a key by one that says the same.
+    """Replace the files of a key by one file with the same measurements.
 
-    Safe beside other processes that write or compact: a file is removed only after one that includes it was written.
+    Other processes may write or compact concurrently: a file is removed only after one with its content was written.
     """
     read = [(name, found[1]) for name, found in _read_measurement_files(store, _get_key_folder(key)) if found[0] == key]
     if len(read) < 2:
@@ -146,7 +147,7 @@ def compact_measurements(store: Store, key: Key) -> None:
 
 
 def measurement_of(bound: Any, options: Any, seconds: float, **facts: Any) -> Measurement:
-    """A measurement of `options` on a bound def, with the names that they refer to."""
+    """A measurement of `options` on a bound def, with the digest of the names that the options refer to."""
     names = names_digest(bound) if refers_to_names(options) else ""
     return Measurement(options, seconds, names_digest=names, **facts)
 
@@ -155,9 +156,9 @@ def measurement_of(bound: Any, options: Any, seconds: float, **facts: Any) -> Me
 
 
 def merge_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """The best measurement of each way, validated ones first, then by time; at most `KEPT` of them.
+    """The best measurement of each variant, validated ones first, then by time; at most `KEPT` of them.
 
-    A way is the options, the names that they use and the versions that lowered them.
+    Measurements are of the same variant if their options, name digests and versions are equal.
     """
     best_of: dict[bytes, tuple[tuple[bool, float, bytes], Measurement]] = {}
     for m in measurements:
@@ -181,7 +182,7 @@ def measurements_to_bytes(key: Key, measurements: Iterable[Measurement]) -> byte
 
 
 def measurements_from_bytes(data: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
-    """The key and the measurements that can be understood; None if the bytes are no message."""
+    """The key and the valid measurements in a `Tuning` message; None if the bytes are no message."""
     try:
         return _parse_tuning(Tuning.FromString(data))
     except (DecodeError, RecursionError):
@@ -250,14 +251,14 @@ def _get_key_folder(key: Key) -> Name:
 
 
 def _write_measurements(store: Store, key: Key, measurements: Iterable[Measurement]) -> str | None:
-    """Write measurements to a file that is named by its content; its name, or None if that failed."""
+    """Write measurements to a file that is named after its content. Returns the name; None if writing failed."""
     payload = measurements_to_bytes(key, measurements)
     name = sha256(payload).hexdigest()[:32]
     return name if store.write((*_get_key_folder(key), name), payload) else None
 
 
 def _read_measurement_files(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measurement, ...]]]]:
-    """The files in the folder of a key whose content matches their name."""
+    """(name, content) of the files in the folder of a key; files of other keys are skipped."""
     for _ in range(ATTEMPTS):
         names = store.names(folder)
         payloads = [store.read((*folder, name)) for name in names]

@@ -1,6 +1,6 @@
-"""Records of options as protobuf messages, field by field of their dataclass, and back.
+"""Convert records of options to protobuf messages, field by field, and back.
 
-A schedule travels as the text that it prints as, which is parsed again, never evaluated.
+A schedule is stored as text, which is parsed and never evaluated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def option_classes() -> Mapping[str, type]:
 
 
 def to_message(options: Any) -> Options:
-    """Every field of a record of options. Raises Uncacheable if one holds a function."""
+    """The message of a record of options. Raises Uncacheable if a field holds a function."""
     message = Options(record=type(options).__name__)
     for x in fields(options):
         message.fields.append(Field(name=x.name, value=_serialize_value(getattr(options, x.name))))
@@ -35,9 +35,9 @@ def to_message(options: Any) -> Options:
 
 
 def from_message(message: Options) -> Any:
-    """The record of options of a message, its fields checked as a user's are; fields that it lacks have their default.
+    """The record of options in a message; missing fields have their default. Fields are checked like a user's.
 
-    Raises ArgumentError if it is of another version, or where a value is out of bounds.
+    Raises ArgumentError for unknown classes and fields (of another version), and for invalid values.
     """
     record = option_classes().get(message.record)
     if record is None:

@@ -16,10 +16,9 @@ class SourceChanged(Exception):
 
 @lru_cache(maxsize=4)
 def package_digest(store: Store) -> str:
-    """The digest of the source of this package at import.
+    """The SHA-256 (64 hexadecimal digits) of the source of this package at import.
 
-    It is computed once; later processes find it in the store by the sizes and times of the files.
-    Raises SourceChanged.
+    It is computed once; later processes find it in the store by the sizes and times of the files. Raises SourceChanged.
     """
     known = store.read((PACKAGE, _imported)) if _imported else None
     if known is not None and len(known) == 64:
@@ -38,7 +37,7 @@ def package_digest(store: Store) -> str:
 
 
 def check_unchanged() -> None:
-    """Check that no file has changed since the import. Otherwise code may be of the old or the new source.
+    """Check that no file has changed since the import, or loaded modules may be of the old or the new source.
 
     Raises SourceChanged.
     """
@@ -47,7 +46,7 @@ def check_unchanged() -> None:
 
 
 def _stamp() -> str:
-    """A digest of the paths, sizes and times of the files; "" if there are no files, for example in an archive."""
+    """A digest of the paths, sizes and times of the files; "" if they cannot be read, for example in an archive."""
     facts = []
     try:
         for path in sorted(_source_files(_FOLDER)):
@@ -59,7 +58,7 @@ def _stamp() -> str:
 
 
 def _source_files(folder: str) -> Iterator[str]:
-    """The files that the package is made of."""
+    """The paths of the package's `.py` and `.lark` files."""
     with os.scandir(folder) as found:
         for x in found:
             if x.is_dir():

@@ -1,4 +1,4 @@
-"""Dataclasses as values of JSON, each with the name of its class; only given classes are made of them again."""
+"""Convert dataclasses to JSON values, with the names of their classes, and back; only given classes are created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.dtypes import DTYPES, DType
 
 
 def to_plain(x: Any) -> Any:
-    """A dataclass, an enumerator, a tuple of such, a number or a text as a value of JSON."""
+    """Convert a dataclass, an enumeration member, a tuple of such, a number or a text to a JSON value."""
     if isinstance(x, DType):
         return {"DType": x.name}
     if isinstance(x, Enum):
@@ -25,7 +25,10 @@ def to_plain(x: Any) -> Any:
 
 
 def from_plain(x: Any, classes: Mapping[str, Any]) -> Any:
-    """The value that `to_plain` wrote, made of `classes`. Raises KeyError, TypeError or ValueError for other values."""
+    """Convert a JSON value of `to_plain` back. classes: the allowed classes, by name.
+
+    Raises KeyError, TypeError or ValueError for other values.
+    """
     if isinstance(x, list):
         return tuple([from_plain(item, classes) for item in x])
     if isinstance(x, dict):

@@ -1,6 +1,6 @@
-"""Results in stores that are reached by URL: one immutable file per shard, added to a cache by `tensorc cache merge`.
+"""Measurements in remote storage, by URL: one immutable file per shard, which `tensorc cache merge` adds to a cache.
 
-Always holds: a store that is slow, full or away costs a bounded delay and never a result.
+A remote store that is slow, full or unreachable costs a bounded delay, and never loses results.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .store import Store
 
 T = TypeVar("T")
 PATIENCE = 60.0
-"""Seconds that a store may take."""
+"""Seconds to wait for a remote store."""
 
 
 def is_url(place: str) -> bool:
-    """Whether it is a URL rather than a path."""
+    """Whether `place` is a URL rather than a path."""
     return "://" in place
 
 
 def upload_measurements(store: Store, url: str) -> str:
-    """Put the measurements of a store into a new file below a URL: where it is.
+    """Write the measurements of a store to a new file below a URL. Returns the URL of the file.
 
-    Where that fails they are kept in a local file, whose path is given, after a warning.
+    If that fails, it warns, writes a file in the current folder, and returns the name of that file.
     """
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:12]}{SUFFIX}"
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def upload_measurements(store: Store, url: str) -> str:
 
 
 def download_measurements(url: str) -> Found:
-    """All measurements below a URL; files that are damaged are passed over. Raises CacheError if it is not read."""
+    """All measurements below a URL; corrupt files are skipped. Raises CacheError if the URL cannot be read."""
 
     def get() -> list[bytes]:
         fs, path = _open_filesystem(url)
@@ -84,7 +84,10 @@ def _open_filesystem(url: str) -> tuple[Any, str]:
 
 
 def with_timeout(action: Callable[[], T], url: str, patience: float = PATIENCE) -> T:
-    """The result of `action`. Raises CacheError if it fails, or takes too long; then it is left behind."""
+    """The result of `action`, run in a thread.
+
+    patience: seconds. Raises CacheError if the action fails or takes longer; the thread then goes on by itself.
+    """
     results: list[T] = []
     errors: list[Exception] = []
 

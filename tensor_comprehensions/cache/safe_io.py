@@ -1,4 +1,4 @@
-"""The few things that the cache asks of the operating system, as a value: tests put faults in their place."""
+"""File operations of the cache. The functions of the operating system are a value, so that tests can inject faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 
 SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""Flags that refuse symbolic links, which another user may have put in the place of a file."""
+"""Flags that refuse symbolic links, by which another user may have replaced a file."""
 
 
 _user: Callable[[], int] = getattr(os, "geteuid", lambda: -1)
@@ -22,7 +22,7 @@ _user: Callable[[], int] = getattr(os, "geteuid", lambda: -1)
 
 @dataclass(frozen=True, slots=True)
 class OsFunctions:
-    """Functions of `os`, the clock and the user."""
+    """Functions of `os`, the clock, and the effective user id (-1 on systems without one)."""
 
     open: Callable[..., int] = os.open
     close: Callable[..., None] = os.close
@@ -42,9 +42,9 @@ class OsFunctions:
 
 
 def read_file(system: OsFunctions, path: Path, limit: int) -> bytes:
-    """Read a whole regular file that belongs to this user and that only this user can write.
+    """Read a regular file that belongs to this user and that only this user can write.
 
-    Raises OSError, also if the path is no such file or the file is longer than `limit` bytes.
+    Raises OSError, also for other files and for files of more than `limit` bytes.
     """
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     descriptor = system.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | SAFE)
@@ -68,11 +68,11 @@ def read_file(system: OsFunctions, path: Path, limit: int) -> bytes:
 
 
 def read_bounded(path: Path, limit: int, *, pipes: bool = False) -> bytes:
-    """Read a file that a user names, of any owner.
+    """Read a file that the user names, of any owner.
 
-    pipes: also read a pipe or a device, such as `/dev/stdin`, and wait for its content.
+    pipes: also read pipes and devices such as `/dev/stdin`, and wait for their content.
 
-    Raises OSError, also for a name that no file can have, and for more than `limit` bytes.
+    Raises OSError, also for an invalid name, and for more than `limit` bytes.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -91,7 +91,7 @@ def read_bounded(path: Path, limit: int, *, pipes: bool = False) -> bytes:
 
 
 def write_file(system: OsFunctions, path: Path, data: bytes) -> None:
-    """Write a file atomically. Raises OSError, and then leaves nothing behind."""
+    """Write a file atomically. Raises OSError; no partial file remains then."""
     temporary = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}{TEMPORARY}")
     descriptor = system.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600)
     try:
@@ -108,7 +108,7 @@ def write_file(system: OsFunctions, path: Path, data: bytes) -> None:
 
 
 def remove_file(system: OsFunctions, path: Path) -> bool:
-    """Remove a file; False if that fails, because it is gone already, say."""
+    """Remove a file; returns False if that fails, for example because it is gone already."""
     try:
         system.unlink(path)
     except OSError:
@@ -117,7 +117,10 @@ def remove_file(system: OsFunctions, path: Path) -> bool:
 
 
 def make_private_folder(system: OsFunctions, path: Path) -> str:
-    """Make a folder that only this user may enter; why it cannot be trusted, or "". Raises OSError."""
+    """Make a folder that only this user may enter, unless it exists.
+
+    Returns "", or why the folder cannot be trusted. Raises OSError.
+    """
     try:
         found = system.stat(path)
     except FileNotFoundError:

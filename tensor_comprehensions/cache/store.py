@@ -1,7 +1,7 @@
 """The store: payloads by name in a private folder, shared by processes without locks.
 
-Always holds: an entry is written whole or not at all; data is verified when read; a fault of the disk is a miss or a
-lost write and never fails a call, unless `TC_CACHE_STRICT` is set.
+An entry is written atomically and verified when read. A fault of the disk is a miss or a lost write and never fails a
+call, unless `TC_CACHE_STRICT` is set.
 """
 
 from __future__ import annotations
@@ -23,29 +23,34 @@ from .safe_io import SYSTEM, OsFunctions
 T = TypeVar("T")
 SUFFIX = ".tc"
 TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME = "tuning", "kernel", "injected", "program", "package", "runtime"
-"""The layers: measurements, compiled code, code put there by hand, checked programs, digests of this package's text,
-and the code that every process runs."""
+"""The layers: measurements, compiled kernels, kernels that users injected, checked programs, digests of this package's
+source, and code of the runtime."""
 LAYERS = (TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME)
 EXECUTED = (KERNEL, INJECTED, RUNTIME)
-"""The layers whose entries are signed if a key is configured."""
+"""The layers with executable code, whose entries are signed if a key is configured."""
 FOLDER = f"v{file_format.VERSION}"
 PASSING = (errno.ESTALE, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ENOENT)
-"""Errors that may pass when tried again: network folders, and folders that another process removes."""
+"""Errors after which a second try may succeed: network folders, and folders that another process removes."""
 PAUSE = 60.0
-"""Seconds without writing after a write has failed."""
+"""Seconds without writes after a failed write."""
 TOUCH = 3600.0
-"""Seconds after which a use of an entry is noted in its time of modification."""
+"""Least age in seconds of an entry's modification time for a read to update it."""
 
 Name = tuple[str, ...]
-"""Of an entry: folders, the first of which is a layer, and the file without its suffix."""
+"""The name of an entry: its folders, the first of which is a layer, and its file name without suffix."""
 
 
 class Store:
     """Entries below a folder.
 
     Attributes:
-        root: the folder. mode: "off", "read" or "readwrite". limit: bytes that eviction leaves.
-        secret: the key that signs compiled code.
+        root: the folder; None turns the store off.
+        mode: "off", "read" or "readwrite".
+        strict: whether faults raise CacheError instead of a warning.
+        limit: most bytes of all entries; see `eviction`.
+        secret: the key that signs compiled code; None: not signed.
+        system: functions of the operating system.
+        written: bytes that this process has written since the last eviction.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class Store:
     # --- entries -------------------------------------------------------------------------------------------------
 
     def read(self, name: Name) -> bytes | None:
-        """The payload of an entry; None if no entry exists that can be trusted."""
+        """The payload of an entry; None if it does not exist or cannot be trusted."""
         if not self._has_trusted_root():
             return None
         path = self.path(name)
@@ -94,7 +99,7 @@ class Store:
         return payload
 
     def write(self, name: Name, payload: bytes) -> bool:
-        """Keep a payload; False if that was not possible."""
+        """Store a payload; returns False if that failed."""
         if self.mode != "readwrite" or self.system.clock() < self._paused_until or not self._has_trusted_root():
             return False
         path = self.path(name)
@@ -123,7 +128,7 @@ class Store:
         return True
 
     def names(self, folder: Name) -> tuple[str, ...]:
-        """The names in a folder, sorted, entries without their suffix; empty if the folder does not exist."""
+        """The sorted names in a folder, without suffixes; empty if the folder does not exist."""
         if not self._has_trusted_root():
             return ()
         path = self.folder(folder)
@@ -141,7 +146,7 @@ class Store:
                 yield (*folder, name)
 
     def remove(self, name: Name) -> bool:
-        """Forget an entry; False if it was not there or cannot be removed."""
+        """Remove an entry; returns False if it does not exist or cannot be removed."""
         return (
             self.mode == "readwrite" and self._has_trusted_root() and safe_io.remove_file(self.system, self.path(name))
         )
@@ -149,7 +154,7 @@ class Store:
     # --- faults --------------------------------------------------------------------------------------------------
 
     def report_fault(self, message: str, key: str = "") -> None:
-        """Warn once about a fault; with `TC_CACHE_STRICT`, raise CacheError."""
+        """Warn about a fault, once per `key` (default: per message); in a strict store, raise CacheError."""
         if self.strict:
             raise CacheError(message, suggestion="unset TC_CACHE_STRICT to go on without the cache")
         if (key or message) not in self._told:
@@ -157,7 +162,7 @@ class Store:
             get_logger("cache").warning("%s", message)
 
     def _has_trusted_root(self) -> bool:
-        """Whether the folder exists and only this user may write it. It is made where entries may be written."""
+        """Whether the folder exists and only this user can write it. In mode "readwrite", it is made if necessary."""
         if self.mode == "off":
             return False
         reason = self.refusal()
@@ -166,7 +171,7 @@ class Store:
         return reason == ""
 
     def refusal(self) -> str | None:
-        """Why the folder is not used, "" if it is; None if it does not exist and must not be made."""
+        """Why the folder is not used; "" if it is used; None if it does not exist and the mode is "read"."""
         assert self.root is not None
         try:
             if self.mode == "read":
@@ -178,7 +183,7 @@ class Store:
             return str(error)
 
     def _retry_once(self, action: Callable[[], T], path: Path, what: str) -> T | None:
-        """The result of `action`, tried a second time after a fault that may pass; None if it fails."""
+        """The result of `action`, tried again after one of `PASSING`; None if it fails."""
         for last in (False, True):
             try:
                 return action()
@@ -191,7 +196,7 @@ class Store:
         return None
 
     def _touch(self, path: Path) -> None:
-        """Note, once in a while, that an entry is in use."""
+        """Update the modification time of an entry, at most once in `TOUCH` seconds, for the eviction."""
         if self.mode != "readwrite":
             return
         now = self.system.clock()
@@ -202,7 +207,7 @@ class Store:
             pass
 
     def _secret(self, name: Name) -> bytes | None:
-        """Measurements are never signed: they are data, and are checked as such."""
+        """The key that signs an entry; None for data such as measurements, which is checked instead."""
         return self.secret if name[0] in EXECUTED else None
 
 
@@ -210,7 +215,7 @@ class Store:
 
 
 def current_store() -> Store:
-    """The store that the knobs name."""
+    """The store that the knobs configure."""
     k = knobs.current_knobs()
     return _store(k.cache, k.cache_dir, k.cache_strict, k.cache_max_size, k.cache_signing_key)
 

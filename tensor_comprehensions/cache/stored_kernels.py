@@ -1,7 +1,7 @@
-"""Compiled code in the cache: the layer that stays with the user and the machine that made it.
+"""Compiled code in the cache, which stays with the user and the machine that made it.
 
-A payload is the length of a JSON text, that text (the key and the metadata of the code), and the code. Anyone who can
-write here can run code as this user: hence the private folder, the digest, and the signature if a key is configured.
+A payload is the length of a JSON text (4 bytes), that text (the key and metadata of the code), and the code. Anyone who
+can write an entry can run code as this user: hence the private folder, the digest, and the optional signature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class StoredKernel:
-    """Machine code and the metadata to run it, as values of JSON."""
+    """Machine code and the metadata to run it, which are JSON values."""
 
     key: Key
     metadata: Mapping[str, Any]
@@ -28,18 +28,18 @@ class StoredKernel:
 
 
 def kernel_entry_name(key: Key, layer: str = KERNEL) -> Name:
-    """Where the code of a key is kept."""
+    """The name of the entry with the code of a key."""
     return layer, key.family, key.digest
 
 
 def store_kernel(store: Store, code: StoredKernel, layer: str = KERNEL) -> bool:
-    """Keep code; False if that was not possible."""
+    """Store code; returns False if that failed."""
     head = json.dumps({"key": code.key.parts, "facts": code.metadata}).encode()
     return store.write(kernel_entry_name(code.key, layer), _LENGTH.pack(len(head)) + head + code.data)
 
 
 def find_kernel(store: Store, key: Key) -> StoredKernel | None:
-    """The code of a key, injected code before compiled code; None if there is none that can be trusted."""
+    """The code of a key, injected code before compiled code; None if no trusted entry exists."""
     for layer in (INJECTED, KERNEL):
         code = read_kernel(store, kernel_entry_name(key, layer))
         if code is not None and code.key == key:
@@ -58,7 +58,7 @@ def read_kernel(store: Store, name: Name) -> StoredKernel | None:
 
 
 def kernel_entry_names(store: Store) -> Iterator[Name]:
-    """Of all entries with code."""
+    """The names of all entries with code, injected code first."""
     for layer in (INJECTED, KERNEL):
         for family in store.names((layer,)):
             for digest in store.names((layer, family)):
@@ -81,7 +81,7 @@ def kernel_from_bytes(payload: bytes) -> StoredKernel | None:
 
 
 def nearest_kernel_key(store: Store, key: Key) -> Key | None:
-    """Of the keys with code for the same def and machine, the one that differs in the fewest parts."""
+    """The stored key of the same family that differs from `key` in the fewest parts; None without any."""
     found = (read_kernel(store, (KERNEL, key.family, name)) for name in store.names((KERNEL, key.family)))
     keys = [code.key for code in found if code is not None]
     return min(keys, key=lambda other: (len(key.difference(other)), other.digest), default=None)

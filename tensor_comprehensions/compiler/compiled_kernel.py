@@ -1,4 +1,4 @@
-"""Compiled kernels as they are stored and run, without the compiler: a cached kernel does not import it."""
+"""Compiled CPU kernels. This module does not import the compiler, so a cached kernel runs without it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class CompiledBase(ABC):
     """A compiled def and the time of its passes: the part that kernels for all devices share.
 
     Attributes:
-        bound: the def with its sizes; `text` is the def as written.
-        options, target: those that it was compiled with and for.
-        seconds: the time of each pass, in order; the time of the lookup, if it came from the cache.
+        bound: the def with its sizes.
+        text: the source of the def.
+        options, target: the compile options and the processor.
+        seconds: (pass, seconds) in order; only the lookup, if the kernel came from the cache.
     """
 
     bound: BoundFunction
@@ -63,7 +64,7 @@ class CompiledBase(ABC):
     @property
     @abstractmethod
     def context(self) -> Any:
-        """The context of the passes, besides the value that they transform."""
+        """The context that every pass gets."""
 
     @property
     @abstractmethod
@@ -75,9 +76,9 @@ class CompiledBase(ABC):
         return sum(seconds for _, seconds in self.seconds)
 
     def rerun_until(self, name: str) -> Any:
-        """The result of the pass `name`, computed again unless this kernel is the last one that was compiled or rerun.
+        """The result of the pass `name`. The passes run again unless this kernel was compiled or rerun last.
 
-        What only people read is kept of one kernel, whose texts of several kinds people often read in a row.
+        Only the last kernel's results are kept, because users often print several kinds of text of one kernel in a row.
         """
         results = _find_results(self)
         if name not in results:
@@ -86,7 +87,7 @@ class CompiledBase(ABC):
         return results[name]
 
     def rerun_all_until(self, name: str, context: Any, made: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The results of the passes as far as `name`, in order, computed again. made: those of the first passes."""
+        """The results of the passes up to `name`, in order. made: results of the first passes, which do not rerun."""
         results: dict[str, Any] = dict(made or {})
         value: Any = next(reversed(results.values()), self.bound)
         for step in self.passes()[len(results) :]:
@@ -96,8 +97,11 @@ class CompiledBase(ABC):
         raise InternalError(f"there is no pass {name!r}")
 
     def source(self, kind: str) -> str:
-        """The kernel as text of one of `source_kinds`. Raises ArgumentError for others, and for one that cannot
-        express it."""
+        """The kernel as text of a kind.
+
+        Raises:
+            ArgumentError: `kind` is not in `source_kinds`, or cannot express this kernel.
+        """
         if kind not in self.source_kinds():
             raise ArgumentError(f"a kernel has no source of kind {kind!r}", expected=", ".join(self.source_kinds()))
         try:
@@ -107,7 +111,7 @@ class CompiledBase(ABC):
 
 
 _last: tuple[weakref.ref[CompiledBase], Mapping[str, Any]] | None = None
-"""The last kernel that was compiled or rerun, and the results of its passes. Threads replace it whole."""
+"""The last kernel that was compiled or rerun, and the results of its passes. Threads assign it atomically."""
 
 
 def keep_results(kernel: CompiledBase, results: Mapping[str, Any]) -> None:
@@ -132,10 +136,10 @@ class CompiledCpuKernel(CompiledBase):
     """A kernel for a CPU.
 
     Attributes:
-        code: the machine code, in the form that the cache keeps.
-        executable: callable on raw addresses of arguments and temporaries.
+        code: the machine code, as the cache stores it.
+        executable: the loaded code, callable on raw addresses of arguments and temporaries.
         temporaries: bytes of each temporary that a launch must provide.
-        sites: the check site of each number of a failed check.
+        sites: the check sites, indexed by the number that a launch returns if a check fails.
         kernels: how many kernels a launch runs.
     """
 
@@ -170,10 +174,12 @@ class CompiledCpuKernel(CompiledBase):
 
 @dataclass(frozen=True, slots=True)
 class BlockSize:
-    """A size of blocks, as in `loop_ir.row_blocks.RowBlock`.
+    """A size of blocks.
 
-    is_optional: whether smaller blocks do as well, unless a block of this size can end early and spares them.
-    is_open: whether there are no blocks, but loops over all rows, which were made for so many.
+    Attributes:
+        rows, grain, overlap_from: as in `loop_ir.row_blocks.RowBlock`.
+        is_optional: whether this size is used only if its block can end early and so replaces all smaller blocks.
+        is_open: whether the kernel has loops over all rows instead of blocks; they were lowered for `rows` rows.
     """
 
     rows: int
@@ -185,14 +191,14 @@ class BlockSize:
 
 @dataclass(frozen=True, eq=False)
 class CompiledRangeKernel(CompiledCpuKernel):
-    """A kernel for a CPU and for any number of rows; callers allocate no temporaries for it.
+    """A CPU kernel for any number of rows; callers allocate no temporaries for it.
 
     Attributes:
         bound: the def for a single row along each axis.
-        axes: the sizes that may have any value, outermost first.
-        sizes: for each axis the numbers of rows of blocks, the largest first.
-        make: returns the def for numbers of rows.
-        strides: of each tensor with rows, as `row_strides.classify_strides` has them.
+        axes: the axes, outermost first.
+        sizes: the block sizes along each axis, largest first.
+        make: returns the def for a number of rows along each axis.
+        strides: the classes of the strides of each tensor with rows, as `row_strides.classify_strides` returns them.
     """
 
     axes: tuple[Rows, ...]
@@ -202,16 +208,16 @@ class CompiledRangeKernel(CompiledCpuKernel):
 
     @property
     def has_open_loops(self) -> bool:
-        """Whether loops over all rows take the place of blocks."""
+        """Whether the kernel has loops over all rows instead of blocks."""
         return all(size.is_open for axis in self.sizes for size in axis)
 
     @property
     def dynamic_sizes(self) -> tuple[str, ...]:
-        """The sizes that may have any value, in the order in which the kernel takes them."""
+        """The names of the dynamic sizes, in the order in which the kernel takes their values."""
         return row_analysis.list_dynamic_sizes(self.axes)
 
     def dynamic_dimensions(self, tensor: str) -> dict[int, int]:
-        """The dimensions of a tensor that are such sizes, with the number of each."""
+        """The dynamic dimensions of a tensor: the position of the size in `dynamic_sizes`, by dimension."""
         names = self.dynamic_sizes
         found: dict[int, int] = {}
         for rows in self.axes:
@@ -221,18 +227,18 @@ class CompiledRangeKernel(CompiledCpuKernel):
         return found
 
     def sized_dimensions(self, tensor: str) -> dict[int, int]:
-        """The same for those dimensions whose extents are the sizes, and not the number of their windows."""
+        """As `dynamic_dimensions`, without dimensions whose extent is the number of windows instead of the size."""
         found = self.dynamic_dimensions(tensor).items()
         return {d: number for d, number in found if self.window_of(tensor, number) == (1, 1)}
 
     def window_of(self, tensor: str, number: int) -> tuple[int, int]:
-        """The step and reach of the windows of a size, if a tensor has one element for each of these."""
+        """The step and reach of the windows over a size, if a tensor has one element per window; else (1, 1)."""
         name = self.dynamic_sizes[number]
         found = (x for x in self.axes if name in x.original_sizes and x.windowed and tensor not in x.windowed)
         return next(((x.step, x.reach) for x in found), (1, 1))
 
     def passes(self) -> tuple[Pass, ...]:
-        """The pass "join", which makes one module of those of all blocks, and those behind it."""
+        """The pass "join", which makes the module for any number of rows, and the passes after it."""
         join = cpu_passes.Pass("join", lambda bound, context: range_passes.rebuild_module(self))
         return (join, *cpu_passes.PASSES[-3:])
 

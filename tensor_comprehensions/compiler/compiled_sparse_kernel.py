@@ -1,4 +1,4 @@
-"""Compiled kernels of sparse defs as they are stored and run, without the compiler."""
+"""Compiled kernels of sparse defs. This module does not import the compiler, so a cached kernel runs without it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ class CompiledSparseKernel:
     """A sparse def as machine code.
 
     Attributes:
-        request: the facts that decide the kernel. plan: how to call the phases.
-        code: the machine code of each phase. executables: the same, loaded.
-        seconds: the time of each step, in order; the time of the lookup, if it came from the cache.
+        request: the input of the compilation.
+        plan: how to call the phases.
+        code: the machine code of each phase, as the cache stores it.
+        executables: the loaded code of each phase.
+        target: the processor.
+        seconds: (step, seconds) in order; only the lookup, if the kernel came from the cache.
         lowered: the program that was compiled; None if the kernel came from the cache.
     """
 
@@ -49,19 +52,19 @@ class CompiledSparseKernel:
 
     @property
     def resources(self) -> dict[str, int]:
-        """Phases of a call, and bytes of machine code."""
+        """The number of phases of a call, and the bytes of their machine code."""
         return {"phases": len(self.code), "code_bytes": sum(len(c.data) for c in self.code)}
 
     @cached_property
     def program(self) -> Program:
-        """The lowered program, with its phases before the passes; a kernel from the cache makes it again."""
+        """The lowered program, with its phases before the passes; lowered again if the kernel came from the cache."""
         if self.lowered is None:
             return lower.lower(shared_sparsity.make_cpu_problem(self.request), self.target)
         return self.lowered
 
     @cached_property
     def phases(self) -> tuple[Module, ...]:
-        """The modules after the passes, made again: a kernel runs without them."""
+        """The module of each phase after the passes, which run again: a kernel does not keep modules."""
         return tuple(map(sparse_passes.run_sparse_passes, self.program.phases))
 
     @staticmethod

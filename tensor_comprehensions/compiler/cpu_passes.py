@@ -1,7 +1,7 @@
-"""The compiler, top to bottom: `PASSES` lists every step from a bound def to its kernel.
+"""The CPU compiler: `PASSES` lists every step from a bound def to its kernel.
 
-`compile_function` runs the list and observes it: it times, dumps (`TC_DUMP`), explains (`TC_LOGS`) and verifies
-(`TC_VERIFY`) after each pass, and changes nothing.
+`run_passes` times the passes, and after each pass dumps (`TC_DUMP`), logs (`TC_LOGS`) and verifies (`TC_VERIFY`) the
+result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .compiled_kernel import CompiledBase, CompiledCpuKernel, PassContext, keep_
 
 
 def _import_polyhedral_lowering() -> Any:
-    """The lowering, imported when something is lowered: a kernel that is found in the cache needs no isl."""
+    """The polyhedral lowering, imported on first use, because a kernel from the cache needs no isl."""
     with deferred_interrupts():
         from ..polyhedral.cpu import lower
     return lower
@@ -55,10 +55,15 @@ def _import_polyhedral_lowering() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One step: a transform, a printer for its result, and its log topic.
+    """One step of a compiler.
 
-    show: None if the result is not printable. repeats: the earlier pass that this one repeats; it is skipped if no pass
-    since has changed anything.
+    Attributes:
+        name: its name in dumps, logs and results.
+        run: transforms (value, context).
+        show: prints the result; None if it is not printable.
+        suffix: the suffix of its dump.
+        topic: the log topic that prints its result.
+        repeats: the earlier pass that it repeats; it is skipped if no pass in between has changed anything.
     """
 
     name: str
@@ -69,7 +74,7 @@ class Pass:
     repeats: str = ""
 
     def apply(self, value: Any, context: Any, results: Mapping[str, Any]) -> Any:
-        """Transform `value`. results: of the passes before this one, by name; `value` is the last of them."""
+        """Transform `value`. results: the results of earlier passes by name; `value` is the last one."""
         return value if self.repeats and value is results[self.repeats] else self.run(value, context)
 
 
@@ -83,7 +88,7 @@ def _lower(bound: BoundFunction, context: PassContext) -> Module:
 
 
 def _transform_bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, PassContext], Module]:
-    """`transform` on the body of every kernel of a module, which comes back where that changes none."""
+    """A pass that applies `transform` to the body of every kernel; it returns the same module if no body changes."""
 
     def run(module: Module, _: PassContext) -> Module:
         bodies = [transform(k.body) for k in module.kernels]
@@ -114,17 +119,17 @@ PASSES = (
     Pass("load", lambda code, context: object_code.load_object(code), None),
 )
 LOWERING = PASSES[:3]
-"""The passes that depend on options."""
+"""The passes up to the lowering; later ones do not depend on options."""
 
 
 def check_sites_of(module: Module, bound: BoundFunction) -> tuple[CheckSite, ...]:
-    """The check sites of `bound`, with the names of its program."""
+    """The check sites of `module` with the tensor names of `bound`."""
     spelling = OriginalNames.of(bound) if module.sites else None
     return tuple(replace(s, tensor=spelling.name(s.tensor)) for s in module.sites) if spelling else ()
 
 
 def with_original_names(module: Module, bound: BoundFunction) -> Module:
-    """The lowered module of `bound`, with the names of its program."""
+    """The lowered `module` of `bound`, with the names of `bound` instead of canonical ones."""
     return rename(module, OriginalNames.of(bound).name, bound.name)
 
 
@@ -141,7 +146,11 @@ KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
 
 
 def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: CpuTarget) -> CompiledCpuKernel:
-    """Run `PASSES` on `bound`, whose def reads `text`."""
+    """Compile `bound`, whose def has the source `text`.
+
+    Raises:
+        ArgumentError: a schedule in `options` does not apply; see `resolve_schedules`.
+    """
     context = pass_context_of(bound, options, target)
     with log_decisions(bound):
         results, seconds, dump = run_passes(PASSES, bound, text, context)
@@ -158,14 +167,14 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
 
 
 def lower_only(bound: BoundFunction, text: str, context: PassContext) -> dict[str, Module]:
-    """The results of the passes that depend on options: the loops of the last one determine the code."""
+    """The results of `LOWERING` by pass; the last one, a module, determines the code."""
     return run_passes(LOWERING, bound, text, context)[0]
 
 
 def compile_object(
     bound: BoundFunction, text: str, context: PassContext, made: Mapping[str, Any]
 ) -> tuple[ObjectCode, tuple[int, ...]]:
-    """The object code for another process to load, and the bytes of its temporaries.
+    """The object code, for another process to load, and the bytes of each temporary.
 
     made: the result of `lower_only`.
     """
@@ -176,9 +185,12 @@ def compile_object(
 def run_passes(
     passes: Sequence[Pass], bound: BoundFunction, text: str, context: Any, made: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], tuple[tuple[str, float], ...], Dump | None]:
-    """The result of each pass for `bound`, by name, and its time; observed, as this module says.
+    """Run passes on `bound`. Returns the results by pass, (pass, seconds) in order, and the dump if there is one.
 
-    context: has `options` and `target`. made: the results of the passes before these, in order.
+    Args:
+        text: the source of the def, for the dump.
+        context: an object with `options` and `target`, which every pass gets.
+        made: the results of earlier passes, in order; the first of `passes` gets the last of them.
     """
     dump = Dump.of(f"{bound.name}_{kernel_digest(bound, context.options, context.target)}")
     if dump is not None and not made:
@@ -212,7 +224,7 @@ def log_compilation(made: CompiledBase, dump: Dump | None) -> None:
 
 @contextmanager
 def log_decisions(bound: BoundFunction) -> Iterator[None]:
-    """Log the decisions of the block, if the topic "why" is on."""
+    """Log the decisions of the `with` block, if the log topic "why" is on."""
     log = get_logger("why")
     if not log.isEnabledFor(DEBUG):
         yield
@@ -229,9 +241,9 @@ def log_decisions(bound: BoundFunction) -> Iterator[None]:
 def list_schedulable_ops(
     bound: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
-    """The ops that schedules apply to: the name in the schedule, the tensor that it defines, and the op.
+    """The ops that schedules apply to: (name in the schedule, tensor that it defines, op).
 
-    They are the contractions, or the op of the only statement if that is not a contraction.
+    These are the contractions, or the op of the only statement if that is not a contraction.
     """
     found: tuple[tuple[str, str, StructuredOp], ...] = _import_polyhedral_lowering().find_contractions(
         legalize(bound), options, target
@@ -240,19 +252,19 @@ def list_schedulable_ops(
 
 
 def is_only_contractions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Whether schedules alone determine the lowering of a def: options for other loops have no effect then."""
+    """Whether schedules alone determine the lowering of a def, so that options for other loops have no effect."""
     found: bool = _import_polyhedral_lowering().has_only_contractions(legalize(bound), options, target)
     return found
 
 
 def splits_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
-    """Whether an untuned call sums products in parts, which no schedule expresses."""
+    """Whether an untuned call splits a reduction (split-K), which no schedule expresses."""
     found: bool = _import_polyhedral_lowering().splits_reductions_in(legalize(bound), options, target)
     return found
 
 
 def with_split_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
-    """The def with its reductions split into the stages of its lowering."""
+    """The def with its long reductions split into two statements, as the lowering does."""
     found: BoundFunction = _import_polyhedral_lowering().with_split_stages(legalize(bound), options, target)
     return found
 
@@ -260,7 +272,7 @@ def with_split_reductions(bound: BoundFunction, options: CpuOptions, target: Cpu
 def resolve_schedules(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> CpuOptions:
     """`options` with a schedule without choices for every contraction that it applies to.
 
-    Raises ArgumentError if the schedule names an unknown tensor, or does not apply.
+    Raises ArgumentError if the def has no contraction, or if a schedule names an unknown tensor or does not apply.
     """
     if options.schedule is None:
         return options
@@ -291,7 +303,7 @@ def resolve_schedules(bound: BoundFunction, options: CpuOptions, target: CpuTarg
 
 
 def pass_context_of(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> PassContext:
-    """The context of the passes for `bound`, in which schedules name the loops of its canonical form.
+    """The context of the passes for `bound`; its schedules have the loop names of the canonical form.
 
     Raises as `resolve_schedules`.
     """
@@ -307,7 +319,7 @@ def pass_context_of(bound: BoundFunction, options: CpuOptions, target: CpuTarget
 
 
 def kernel_digest(bound: BoundFunction, options: object, target: object) -> str:
-    """A short digest of all facts that a kernel depends on, the same in every process."""
+    """A digest (8 hexadecimal digits) of all facts that a kernel depends on, the same in every process."""
     return sha256(repr((bound, options, target)).encode()).hexdigest()[:8]
 
 
@@ -327,7 +339,7 @@ def _format_times(seconds: Iterable[tuple[str, float]]) -> str:
 def _observe_steps(
     bound: BoundFunction, step: Pass, inside: Sequence[StepReport], number: int, dump: Dump | None
 ) -> None:
-    """Log the times of the steps inside a pass, and dump their results."""
+    """Log the times of the steps inside pass `step`, and dump their results."""
     if inside:
         times = _format_times((s.name, s.seconds) for s in inside)
         get_logger("passes").debug("%s: inside %s: %s", bound.name, step.name, times)

@@ -1,6 +1,6 @@
-"""The GPU compiler: `GPU_PASSES` lists every step from a bound def to its text.
+"""The GPU compiler: `GPU_PASSES` lists every step from a bound def to CUDA C++.
 
-No step needs a GPU or a driver. The text is assembled only if machine code or its resource report is requested.
+No step needs a GPU or a driver. NVRTC assembles the text when machine code or a resource report is requested.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .compiled_kernel import CompiledBase, keep_results
 from .cpu_passes import Pass, check_sites_of, log_compilation, log_decisions, run_passes, with_original_names
 
 PAYS = 3 / 4
-"""Most time with tensor cores, relative to without, for which they are used: estimates are rough, as for split sums."""
+"""Largest ratio of estimated cycles with to without tensor cores for which they are used; estimates are rough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,10 @@ class GpuPassContext:
     """The constants of a compilation.
 
     Attributes:
-        options: None leaves the lowering to the cost model.
-        aligned: whether the text may rely on arguments at multiples of 16 bytes.
-        tensor_cores: whether products may go to tensor cores, which some languages cannot express.
+        options: the options; None leaves the lowering to the cost model.
+        target: the GPU.
+        aligned: whether the code may assume that arguments are aligned to 16 bytes.
+        tensor_cores: whether products may use tensor cores, which OpenCL cannot express.
     """
 
     options: GpuOptions | None
@@ -91,9 +92,9 @@ def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
 
 
 def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
-    """The division of a def (legalized) into products for tensor cores and the rest; None: all of it is mapped.
+    """The division of a def (legalized) into products for tensor cores and the rest; None: no tensor cores.
 
-    Raises ArgumentError if `TileOptions` are given, and no product is one for tensor cores.
+    Raises ArgumentError if `TileOptions` are given but no product fits tensor cores.
     """
     asked = isinstance(context.options, TileOptions)
     if isinstance(context.options, MappingOptions) or not context.tensor_cores:
@@ -113,14 +114,14 @@ def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
     if asked:
         _record_tensor_cores(divided, None)
         return divided
-    with close_book():  # a price, not a choice
+    with close_book():  # only an estimate, not a decision to record
         mapped = _import_polyhedral_mapper().estimate_cycles(bound, context.target)
     _record_tensor_cores(divided, mapped)
     return divided if divided.cycles < PAYS * mapped else None
 
 
 def _record_tensor_cores(divided: Any, mapped: float | None) -> None:
-    """Record whether products go to tensor cores. mapped: the cycles without them; None if that was asked for."""
+    """Record whether products use tensor cores. mapped: estimated cycles without them; None if options demand them."""
 
     def decide() -> Decision:
         names = tuple(s.name for r in divided.regions for s in r.region.statements)
@@ -134,7 +135,7 @@ def _record_tensor_cores(divided: Any, mapped: float | None) -> None:
 
 
 def prefers_tensor_cores(function: BoundFunction, target: GpuTarget) -> bool:
-    """Whether some of a def (legalized) is on tensor cores by default."""
+    """Whether some product of a def (legalized) uses tensor cores by default."""
     return _divide_products(function, GpuPassContext(None, target)) is not None
 
 
@@ -164,7 +165,7 @@ def _simplify(module: Module, _: GpuPassContext) -> Module:
 
 
 def simplify_kernel(kernel: Kernel) -> Kernel:
-    """The body simplified, knowing where the variables of the launch lie."""
+    """The kernel with its body simplified, using the ranges of block and thread indices."""
     if kernel.launch is None:
         return replace(kernel, body=simplify(kernel.body))
     extents = dict(kernel.launch.ranges())
@@ -191,12 +192,12 @@ class CompiledGpuKernel(CompiledBase):
     """A def as CUDA C++.
 
     Attributes:
-        options: None if the cost model chose.
-        aligned: whether it is for arguments at multiples of 16 bytes only; `code` says whether it needs that.
-        code: the text, in canonical names except for those of kernels, and its launches.
-        arguments, temporaries: the arrays that launches count, in order, in canonical names; calls allocate the
-            temporaries.
-        sites: the check site of each number of a failed check.
+        options: the options; None if the cost model chose.
+        aligned: whether arguments must be aligned to 16 bytes, if the code uses that; see `code`.
+        code: the text, with canonical names except those of kernels, and its launches.
+        arguments, temporaries: the arrays that launches refer to by number, in order, with canonical names; a call
+            allocates the temporaries.
+        sites: the check sites, indexed by the number that a failed check reports.
     """
 
     options: GpuOptions | None
@@ -220,7 +221,7 @@ class CompiledGpuKernel(CompiledBase):
 
     @property
     def header(self) -> str:
-        """The content of the opening comment of a text."""
+        """The content of the comment at the start of a text."""
         shapes = ", ".join(f"{t.name}({', '.join(map(str, t.shape))})" for t in self.bound.tensors if t.shape)
         text = def_text(self.text, self.bound.name)
         chosen = "chosen from the sizes" if self.options is None else repr(self.options)
@@ -234,9 +235,9 @@ class CompiledGpuKernel(CompiledBase):
 
     @property
     def resources(self) -> dict[str, int]:
-        """The resources of a call: kernels, bytes of temporaries, and of the largest kernel threads and shared memory.
+        """The kernels and bytes of temporaries of a call, and the most threads and shared memory of a kernel's block.
 
-        If NVRTC is installed, also registers, and bytes of local memory and of spills, of the worst kernel.
+        If NVRTC is installed, also the `worst_resources`.
         """
         kernels = self.code.kernels
         found = {
@@ -250,7 +251,7 @@ class CompiledGpuKernel(CompiledBase):
 
 
 def worst_resources(cubin: Cubin) -> dict[str, int]:
-    """Registers, and bytes of local memory and of spills, of the kernel that has the most of each."""
+    """The most registers per thread, bytes of local memory, and bytes of spills of any kernel."""
     reports = cubin.resources.values()
     return {
         "registers": max((r.registers for r in reports), default=0),
@@ -279,7 +280,7 @@ GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
 
 
 def _explain_lowering(k: CompiledGpuKernel) -> str:
-    """How the def is mapped, in the program's names."""
+    """Explain how the def is mapped."""
     function = legalize(k.bound)
     divided = _divide_products(function, k.context)
     if divided is None:
@@ -289,7 +290,7 @@ def _explain_lowering(k: CompiledGpuKernel) -> str:
 
 
 def _format_tiles(k: CompiledGpuKernel) -> str:
-    """The tile programs, in the program's names."""
+    """The tile programs as text. Raises CannotLower if no product uses tensor cores."""
     divided = _divide_products(legalize(k.bound), k.context)
     if divided is None:
         raise CannotLower("none of its products is on tensor cores")
@@ -297,7 +298,7 @@ def _format_tiles(k: CompiledGpuKernel) -> str:
 
 
 def _lower_without_tensor_cores(k: CompiledGpuKernel) -> Module:
-    """The module without tensor cores."""
+    """The module lowered without tensor cores."""
     context = replace(k.context, tensor_cores=False, options=None if isinstance(k.options, TileOptions) else k.options)
     module: Module = k.rerun_all_until("simplify", context)["simplify"]
     return module
@@ -306,7 +307,11 @@ def _lower_without_tensor_cores(k: CompiledGpuKernel) -> Module:
 def compile_gpu(
     bound: BoundFunction, text: str, options: GpuOptions | None, target: GpuTarget, *, aligned: bool = True
 ) -> CompiledGpuKernel:
-    """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError if `target` has too little of it."""
+    """Compile `bound`, whose def has the source `text`.
+
+    Raises:
+        ArgumentError: `options` do not apply, or `target` cannot launch a kernel.
+    """
     context = GpuPassContext(options, target, aligned)
     with log_decisions(bound):
         results, seconds, dump = run_passes(GPU_PASSES, bound, text, context)
@@ -321,6 +326,6 @@ def compile_gpu(
 
 
 def def_text(text: str, name: str) -> str:
-    """The def called `name` of a program."""
+    """The source of the def called `name` in a program; the whole program if there is none."""
     found = re.search(rf"\bdef\s+{re.escape(name)}\b[^{{]*{{[^}}]*}}", text)
     return found[0] if found else text

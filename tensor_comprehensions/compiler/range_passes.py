@@ -1,7 +1,9 @@
-"""The compiler of kernels for any number of rows: blocks of a few fixed sizes, compiled by `PASSES` and joined.
+"""The compiler of range kernels, which serve any number of rows.
 
-A block is a def with all sizes known, so its code is as good, and as well proved, as that of a kernel for these sizes.
-Strides that depend on sizes are variables in it: `open_strides` makes numbers for them that no pass can rely on.
+If possible, a range kernel consists of loops over all rows. Otherwise it consists of blocks with a few fixed numbers of
+rows, which `PASSES` lower and `join_row_blocks` joins. A block is a def with all sizes known, so it is optimized and
+verified as a kernel for fixed sizes is. Strides that depend on dynamic sizes are variables in it; `open_strides`
+chooses numbers to stand for them during the passes that no pass can exploit.
 """
 
 from __future__ import annotations
@@ -63,9 +65,10 @@ class RangeProblem:
     """A def to compile for any number of rows.
 
     Attributes:
-        axes: its rows, outermost first. row: the def for a single one along each.
-        make: returns the def for numbers of rows, with the strides of the call where these are numbers.
-        strides: of each tensor with rows, by name: numbers, `PACKED` and `GIVEN`.
+        axes: the axes, outermost first.
+        row: the def for a single row along each axis.
+        make: returns the def for a number of rows along each axis; strides that are not dynamic are those of the call.
+        strides: the strides of each tensor with rows, by name: numbers, `PACKED` or `GIVEN`.
         typical: most rows of a block; 0 chooses.
     """
 
@@ -77,10 +80,10 @@ class RangeProblem:
 
 
 def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target: CpuTarget) -> CompiledRangeKernel:
-    """The kernel for any number of rows.
+    """Compile the kernel for any number of rows.
 
     Raises:
-        CannotGeneralize: the def has to be seen as a whole.
+        CannotGeneralize: the def cannot be computed block by block.
     """
     start = perf_counter()
     context = PassContext(options, target, problem.row.name)
@@ -101,7 +104,10 @@ def compile_range(problem: RangeProblem, text: str, options: CpuOptions, target:
 def _make_range_module(
     problem: RangeProblem, text: str, context: PassContext
 ) -> tuple[tuple[tuple[BlockSize, ...], ...], Module]:
-    """The module for any number of rows, and the sizes of its blocks, or the numbers that its loops were made for."""
+    """The block sizes along each axis, and the module for any number of rows.
+
+    If the module has loops over all rows, the sizes are the numbers of rows that these were lowered for.
+    """
     opened = _open_range_module(problem, text, context)
     if opened is not None:
         return tuple((BlockSize(n, 1, 0, is_open=True),) for n in list_open_counts(problem.axes, 0)), opened
@@ -112,7 +118,7 @@ def _make_range_module(
 def _build_range_module(
     problem: RangeProblem, sizes: tuple[tuple[BlockSize, ...], ...], text: str, context: PassContext
 ) -> Module:
-    """The module of all blocks of all stages."""
+    """The module that joins the blocks of all stages."""
     blocks = {v: problem.make(v) for v in list_variants(problem.axes, sizes)}
     legal = {v: cpu_passes.run_passes(cpu_passes.PASSES[:2], b, text, context)[0] for v, b in blocks.items()}
 
@@ -130,7 +136,7 @@ def _build_range_module(
 
 
 def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -> Module | None:
-    """The module whose loops end with the rows; None if the code of a block is no loop over its rows."""
+    """The module with loops over all rows; None if the lowered code has no such loops, or blocks are faster."""
     counts = [list_open_counts(problem.axes, number) for number in range(2)]
     blocks = {v: problem.make(v) for v in counts}
     legal: dict[tuple[int, ...], dict[str, Any]] = {
@@ -160,7 +166,7 @@ def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -
 
 
 def _bind_sizes(module: Module, composer: _Composer, plain: BoundFunction, context: PassContext) -> Module:
-    """`module`, which takes sizes, and has its numbers of rows and its strides from these."""
+    """`module` with a last argument for sizes, from which the row counts and strides are computed."""
     joined = bind_variables(module, *composer.list_variables(plain))
     check_bindings(joined)
     if knobs.current_knobs().verify:
@@ -178,7 +184,7 @@ def _make_composer(
     legal: Mapping[tuple[int, ...], Mapping[str, Any]],
     lower: Callable[[tuple[int, ...], BoundFunction], Module],
 ) -> _Composer:
-    """The facts about the canonical defs `legal` of blocks, the first of which is that of `block`."""
+    """A `_Composer` for blocks. legal: results of "canonicalize" and "legalize" by variant; the first is of `block`."""
     first = next(iter(legal.values()))
     plain: BoundFunction = first["canonicalize"]
     own = {t.name: mine.name for t, mine in zip(block.tensors, plain.tensors, strict=True)}
@@ -203,7 +209,7 @@ def _make_composer(
 def _find_places(
     axes: Sequence[Rows], own: Mapping[str, str], bound: BoundFunction, plain: BoundFunction
 ) -> dict[str, dict[int, int]]:
-    """For each tensor of a legalized def the axis of each of its dimensions that is one."""
+    """For each tensor of a legalized def, the axes of its dimensions that count rows, by dimension."""
     names = {mine: name for name, mine in own.items()}
     found: dict[str, dict[int, int]] = {}
     for t in bound.tensors:
@@ -219,12 +225,17 @@ def _find_places(
 
 @dataclass(frozen=True, slots=True)
 class _Composer:
-    """Composes the modules of blocks, axis by axis, from the innermost one on.
+    """Composes the modules of blocks, axis by axis, from the innermost one on. A variant is a tuple of rows per axis.
 
-    places: the axis of each dimension that is one, by tensor. scalars: the variables that operands of blocks are.
-    windowed: the axes of which rows take several elements, by operand. row_scalars: the same operands by kind.
-    unread: of each variant, the temporaries that are read only where a mask holds.
-    strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
+    Attributes:
+        axes, strides: as in `RangeProblem`.
+        sizes: the block sizes along each axis; () for loops over all rows.
+        places: the axis of each dimension that counts rows, by tensor.
+        scalars: the variables that hold the scalar operands of blocks.
+        windowed: the axes along which a row is computed from several elements, by operand.
+        row_scalars: the operands in `scalars` by kind.
+        unread: for each variant, the temporaries that are read only where a mask holds.
+        lower: returns the module for a variant and its def.
     """
 
     axes: tuple[Rows, ...]
@@ -240,7 +251,7 @@ class _Composer:
     def compose(self, level: int, bounds: Mapping[tuple[int, ...], BoundFunction], outer: tuple[int, ...]) -> Module:
         """The module for any numbers of rows along the axes from `level` on.
 
-        bounds: the def for each combination of numbers of rows along these. outer: the numbers along the others.
+        bounds: the def for each combination of block sizes along these axes. outer: the block sizes along the others.
         """
         if level == len(self.axes):
             return self._lower_leaf(outer, bounds[()])
@@ -256,7 +267,7 @@ class _Composer:
         if any(isinstance(stage, tuple) and stage[0].may_be_shorter for stage in stages):
             try:
                 return join_row_blocks(program, stages)
-            except CannotLower:  # another stage reaches the same rows by other windows
+            except CannotLower:  # another stage reads the same rows through other windows
                 stages = [self._stage(*parts, k, with_shorter=False) for k in range(len(first))]
         try:
             return join_row_blocks(program, stages)
@@ -275,7 +286,7 @@ class _Composer:
     ) -> Stage:
         """The blocks of one stage, or its module if it runs once.
 
-        with_shorter: whether one block that may have fewer rows can take the place of all.
+        with_shorter: whether one block that may have fewer rows may replace the blocks of all sizes.
         """
         level, stage = program.level, next(iter(split.values()))[k]
 
@@ -296,7 +307,7 @@ class _Composer:
         return (largest, *(_make_row_block(size, compose_block(size.rows), stage) for size in needed[1:]))
 
     def _names_rows(self, level: int, k: int, split: Mapping[tuple[int, ...], Sequence[RowStage]]) -> bool:
-        """Whether each statement of a stage has one index for the rows, by which it reaches some tensor."""
+        """Whether each statement of a stage has exactly one index over rows, which is a subscript of some tensor."""
         large = next(iter(split))
         small = next((v for v in reversed(list(split)) if v[0] != large[0] and v[1:] == large[1:]), None)
         if small is None:
@@ -308,7 +319,7 @@ class _Composer:
         )
 
     def _indices_of_rows(self, level: int, s: BoundStatement) -> list[str]:
-        """The indices by which a statement reaches rows."""
+        """The indices that are subscripts of row dimensions in a statement; "" stands for other subscripts."""
         accesses = [(a.tensor, a.subscripts) for a in walk_expr(s.value) if isinstance(a, Access)]
         used = [
             x[d]
@@ -319,7 +330,7 @@ class _Composer:
         return list(dict.fromkeys(e.name if isinstance(e, Index) else "" for e in used))
 
     def _lower_leaf(self, variant: tuple[int, ...], bound: BoundFunction) -> Module:
-        """The module of a block, with variables for strides that are no numbers."""
+        """The module of a block, with variables for dynamic strides."""
         module = self._lower_masked(variant, bound)
         forms = {t.name: self._open_variables(t) for t in bound.tensors if t.role is not Role.TEMPORARY}
         arguments = tuple(
@@ -329,7 +340,7 @@ class _Composer:
         return replace(module, arguments=arguments)
 
     def _lower_masked(self, variant: tuple[int, ...], bound: BoundFunction) -> Module:
-        """The module of a block, with less code to run where a mask on numbers of rows leaves all of it, or nothing."""
+        """The module of a block, with cheaper code for blocks that a mask on row indices keeps or drops as a whole."""
         general, mask = self.lower(variant, bound), find_block_mask(bound, self.row_scalars)
         if mask is None or not general.kernels:
             return general
@@ -348,27 +359,27 @@ class _Composer:
         return choose_module(general, choices)
 
     def _are_most_columns(self, variant: tuple[int, ...]) -> bool:
-        """Whether blocks of this size cover all rows of the innermost axis but the last few."""
+        """Whether blocks of this variant are the largest along the innermost axis, and so compute most rows."""
         return variant[-1] == next(size.rows for size in self.sizes[-1] if not size.is_optional)
 
     def _open_variables(self, t: Tensor) -> dict[int, str]:
-        """The variables of a tensor for strides, by the numbers that stand for these."""
+        """The variables for the dynamic strides of a tensor, by the numbers that stand for the strides."""
         return {t.strides[d]: internal_name(t.name, "stride", d) for d in self._open_dimensions(t)}
 
     def _kept_dimensions(self, t: Tensor) -> list[int]:
-        """The dimensions of a tensor, of those along one axis the last."""
+        """The dimensions of a tensor, but only the last one of several along the same axis."""
         places = self.places.get(t.name, {})
         return [d for d in range(len(t.shape)) if d not in places or places.get(d + 1) != places[d]]
 
     def _open_dimensions(self, t: Tensor) -> list[int]:
-        """The dimensions whose strides depend on sizes."""
+        """The dimensions whose strides depend on dynamic sizes."""
         known, kept = self.strides.get(t.name), self._kept_dimensions(t)
         if known is not None:
             return [d for d in kept if known[d] in (PACKED, GIVEN)]
         return [d for d in kept if any(e > d for e in self.places.get(t.name, ()))]
 
     def _open_shared(self, level: int, bound: BoundFunction, before: BoundFunction) -> BoundFunction:
-        """The def of a stage, where strides of what other stages share are not numbers either."""
+        """The def of a stage, with variable strides for temporaries that other stages share, too."""
         temporaries = {t.name for t in before.tensors if t.role is Role.TEMPORARY}
         shared = {t.name for t in bound.tensors if t.role is not Role.TEMPORARY and t.name in temporaries}
         return replace(bound, tensors=tuple(self._open(t) if t.name in shared else t for t in bound.tensors))
@@ -379,7 +390,7 @@ class _Composer:
         )
 
     def _program(self, level: int, bound: BoundFunction, stages: Sequence[RowStage]) -> RowProgram:
-        """The buffers of all stages, with one dimension for all rows along an axis."""
+        """The buffers of all stages, in which each axis is one dynamic dimension."""
         taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and t.name not in self.scalars]
         shared = [self._open(t) for t in shared_tensors(stages, bound)]
         forms = {t.name: self._row_form(t, level) for t in (*taken, *shared)}
@@ -390,7 +401,7 @@ class _Composer:
         return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level)
 
     def open_program(self, bound: BoundFunction) -> OpenProgram:
-        """The arguments of the module of all rows. Raises CannotLower if blocks of rows are faster."""
+        """The arguments of the module with loops over all rows. Raises CannotLower if blocks of rows are faster."""
         if find_block_mask(bound, self.row_scalars) is not None:
             raise CannotLower("a mask on numbers of rows leaves out blocks")
         if any(self._sums_outermost_dimension(t) for t in bound.tensors):
@@ -408,12 +419,12 @@ class _Composer:
         return OpenProgram(buffers, scalars)
 
     def _sums_outermost_dimension(self, t: Tensor) -> bool:
-        """Whether rows that are summed are matrices or vectors, one behind the other."""
+        """Whether a sum over rows adds whole slices `t[n]`: rows are the outermost of several dimensions."""
         axis = self.places.get(t.name, {}).get(0)
         return axis is not None and self.axes[axis].sums and len(t.shape) > self.axes[axis].depth
 
     def _row_form(self, t: Tensor, level: int) -> tuple[Buffer, tuple[int, ...]]:
-        """The buffer of a tensor, with one dimension for each axis, and the levels of those that are dynamic."""
+        """The buffer of a tensor, with one dimension per axis, and the levels of its dynamic dimensions."""
         places, variables = self.places.get(t.name, {}), self._open_variables(t)
         kept = self._kept_dimensions(t)
         dynamic = {n: places[d] for n, d in enumerate(kept) if places.get(d, -1) >= level}
@@ -425,7 +436,7 @@ class _Composer:
         )
 
     def list_variables(self, plain: BoundFunction) -> tuple[int, list[tuple[str, Expr]]]:
-        """How many sizes and strides a call gives, and the values of numbers of rows and of strides."""
+        """How many sizes and strides a call passes, and (variable, value) for row counts and strides."""
         names = list_dynamic_sizes(self.axes)
         total = len(names) + sum(s.count(GIVEN) for s in self.strides.values())
         values: list[Expr] = [Load(sizes_buffer(total), (build.const(n),)) for n in range(total)]
@@ -442,7 +453,7 @@ class _Composer:
         return total, found
 
     def _list_strides(self, t: Tensor, read: Iterator[Expr], sizes: Mapping[str, Expr]) -> list[tuple[str, Expr]]:
-        """The values of the strides of an argument, the innermost first. sizes: of the call, by name."""
+        """(variable, value) for the dynamic strides of an argument, innermost first. sizes: the call's, by name."""
         places, classes, variables = self.places.get(t.name, {}), self.strides.get(t.name, ()), self._open_variables(t)
         given = {d: next(read) for d, stride in enumerate(classes) if stride == GIVEN}
         found: list[tuple[str, Expr]] = []
@@ -464,7 +475,7 @@ def _make_row_block(size: BlockSize, module: Module, stage: RowStage) -> RowBloc
 
 
 def rebuild_module(kernel: CompiledRangeKernel) -> Module:
-    """The module of a kernel, made again."""
+    """The module of a kernel, lowered again."""
     problem = RangeProblem(kernel.axes, kernel.bound, kernel.make, kernel.strides)
     return _make_range_module(problem, kernel.text, kernel.context)[1]
 

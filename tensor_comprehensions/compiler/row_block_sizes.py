@@ -1,4 +1,4 @@
-"""Of how many rows the blocks of a kernel for any number of rows are."""
+"""Block sizes of range kernels: how many rows the blocks along each axis have."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, wal
 from .compiled_kernel import BlockSize
 
 SHARED_OPERAND_ROWS: tuple[int, ...] = (32, 8, 1)
-"""Block sizes if rows are multiplied by one matrix: register tiles need many rows, the remainder few."""
+"""Block sizes if all rows are multiplied by one matrix: large blocks for register tiles, small ones for the rest."""
 LARGE_OPERAND_ROWS: tuple[int, ...] = (64, 16, 8, 1)
-"""The same for a matrix of `LARGE_OPERAND` elements: each block reads it from beyond L2."""
+"""Block sizes if that matrix has `LARGE_OPERAND` elements or more: each block reads it from beyond L2."""
 LARGE_OPERAND = 1 << 19
-"""Elements of a matrix, of which a small block can take as long as a large one."""
+"""Elements of a matrix that is so large that a small block can take as long as a large one."""
 OVERLAP_FROM = {64: 48, 32: 20, 16: 12, 8: 3, 1: 0}
-"""Remaining rows from which on a block that computes some rows twice is faster than smaller blocks.
+"""By block size, the least number of remaining rows for which an overlapping block is faster than smaller blocks.
 
-Smaller blocks read the whole matrix for a few rows each. Measured with layers of 256 x 512 on Zen 4.
+An overlapping block computes some rows twice, but smaller blocks read the whole matrix for a few rows each. Measured
+with layers of 256 x 512 on Zen 4.
 """
 SUMMED_ROWS: tuple[int, ...] = (128, 32, 8, 2, 1)
-"""Block sizes if products of rows are added to a matrix, which every block reads and writes."""
+"""Block sizes if products of rows are summed into a matrix, which every block reads and writes."""
 SHARED_INNER_ROWS: tuple[int, ...] = (32, 8, 1)
-"""The same where rows along other axes are in blocks as well, which multiply the code."""
+"""As `SHARED_OPERAND_ROWS` for defs with several axes, since their block sizes multiply the code."""
 SUMMED_INNER_ROWS: tuple[int, ...] = (128, 32, 8, 1)
-"""The same for sums. The largest is optional."""
+"""As `SUMMED_ROWS` for defs with several axes. The largest is optional."""
 INNER_ROWS: tuple[int, ...] = (256, 32, 8, 1)
 """Block sizes if rows are columns of some tensor, so that blocks are vectors."""
 OVERLAP_INNER_FROM = {256: 64, 64: 16, 32: 9, 8: 1}
-"""The same as `OVERLAP_FROM` where a row is a column, so that blocks are vectors, and where axes multiply the code."""
+"""As `OVERLAP_FROM` for rows that are columns of some tensor, and for defs with several axes."""
 VECTOR_ROWS = 32
-"""Least rows of the largest block if rows are neighbors in memory: enough for vectors, of which loads are few."""
+"""Least rows of the largest block if rows are neighbors in memory: enough to be computed in vectors."""
 MOST_INNER_ROWS = 512
-"""Most rows of a block inside or outside of others: less than `row_strides.TYPICAL_EXTENT`."""
+"""Most rows of a block in defs with several axes: less than `row_strides.TYPICAL_EXTENT`."""
 MOST_VARIANTS = 27
 """Most combinations of block sizes along several axes."""
 TYPICAL_ROWS = 256
-"""The number of rows along inner axes for which blocks of the outer ones are chosen."""
+"""The number of rows that inner axes are assumed to have when the block sizes of an outer axis are chosen."""
 ENOUGH_REUSE = 64
-"""A row that uses each element of a matrix so often needs no others to make a register tile."""
+"""If a row uses each element of a matrix so often, a block of one row fills a register tile."""
 BLOCK_OPS = 1 << 14
-"""Scalar operations of a block beside which the loop over blocks costs nothing."""
+"""Scalar operations of a block that make the cost of the loop over blocks negligible."""
 STEP = 8
-"""How many blocks of one size make one of the next larger size, where rows are short."""
+"""The ratio of successive block sizes for rows that share no matrix."""
 SHARED_OPS = 1 << 22
-"""Scalar operations of a block in which threads share the work, instead of taking whole blocks."""
+"""Scalar operations from which on the threads share the work inside a block, instead of taking whole blocks."""
 SUMMED_SHARED_OPS = 1 << 18
-"""The same for blocks that run one after another, because they add to the same elements."""
+"""As `SHARED_OPS` for blocks that run one after another, because they add to the same elements."""
 OPEN_ROWS = (257, 251)
-"""Two numbers of rows for which loops over all rows are made, which have to be alike. Nothing divides them."""
+"""Two numbers of rows for which loops over all rows are lowered, to compare the results. They are prime."""
 OPEN_OUTER_ROWS = (17, 13)
-"""The same for axes around two others, so that tensors do not exceed the caches."""
+"""As `OPEN_ROWS` for axes outside of the two innermost ones, so that tensors do not exceed the caches."""
 NEVER = 1 << 40
-"""A number of blocks that no call has: one thread runs them all."""
+"""A grain that no call reaches: one thread runs all blocks."""
 
 
 def choose_block_sizes(
@@ -65,7 +66,8 @@ def choose_block_sizes(
     """The sizes of blocks along each axis, largest first, each a multiple of the next.
 
     Args:
-        make: returns the def for a number of rows along each axis. typical: no block is larger; 0: any may be.
+        make: returns the def for a number of rows along each axis.
+        typical: most rows of a block; 0: no limit.
     """
     found: list[tuple[BlockSize, ...]] = []
     for n, rows in enumerate(axes):
@@ -79,7 +81,7 @@ def choose_block_sizes(
 
 
 def list_open_counts(axes: Sequence[Rows], number: int) -> tuple[int, ...]:
-    """Numbers of rows along each axis to make the loops over any number of rows for. number: of the choice, 0 or 1."""
+    """One of the two tuples of row counts, by axis, for which loops over all rows are lowered. number: 0 or 1."""
     outer, inner = OPEN_OUTER_ROWS[number], OPEN_ROWS[number]
     return tuple(outer if n < len(axes) - 2 else inner for n in range(len(axes)))
 
@@ -89,10 +91,10 @@ def _count_needed(sizes: Sequence[BlockSize]) -> int:
 
 
 def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) -> list[tuple[int, ...]]:
-    """The combinations of block sizes along the axes that there is code for.
+    """The combinations of block sizes along the axes for which code is generated.
 
-    Where a single row means that there are but a few, it is combined with fewer sizes of the axes inside of it, and
-    with none that is larger than the axis, if both are one size of the def.
+    The smallest block of an outer axis may run only if the axis has few rows. It is then combined with fewer sizes of
+    inner axes; if both axes count the same size of the def, only with sizes that such a call can reach.
     """
     return [
         v
@@ -106,14 +108,14 @@ def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) ->
 
 
 def _has_few_rows(sizes: Sequence[BlockSize], rows: int) -> bool:
-    """Whether blocks of this size run only for fewer rows than the next larger block has."""
+    """Whether blocks of `rows` rows run only in calls with fewer rows than the next larger block has."""
     return len(sizes) > 1 and rows == sizes[-1].rows and sizes[-2].overlap_from == 1
 
 
 def _is_spared(
     outer: Rows, inner: Rows, outer_sizes: Sequence[BlockSize], inner_sizes: Sequence[BlockSize], rows: int
 ) -> bool:
-    """Whether there is no code for so many rows of `inner` inside of the fewest of `outer`."""
+    """Whether to generate no code for blocks of `rows` rows of `inner` inside the smallest blocks of `outer`."""
     if set(outer.original_sizes) & set(inner.original_sizes):
         return rows >= outer_sizes[-2].rows
     counts = [size.rows for size in inner_sizes]
@@ -123,7 +125,7 @@ def _is_spared(
 def _choose_axis(
     row: BoundFunction, rows: Rows, is_one_of_several: bool, options: CpuOptions, typical: int
 ) -> tuple[BlockSize, ...]:
-    """The sizes of blocks along one axis. row: the def for a single row."""
+    """The block sizes along one axis. row: the def for a single row."""
     ops = max(1, sum(_op_count(s) for s in row.statements))
     shared = max((_count_shared_elements(s, rows) for s in row.statements), default=0)
     if any(_adds_products(s, rows) for s in row.statements):
@@ -143,7 +145,7 @@ def _choose_axis(
     counts = tuple(n for n in counts if not typical or n <= typical)
     again = (shared > 0 or _is_inner(rows)) and all(
         t.role is not Role.INOUT for t in row.tensors
-    )  # rows computed twice
+    )  # rows may be computed twice
     sums = any(_is_sum(s, rows) for s in row.statements)
     shared_ops = SUMMED_SHARED_OPS if sums else SHARED_OPS
     return tuple(
@@ -153,17 +155,17 @@ def _choose_axis(
 
 
 def _is_inner(rows: Rows) -> bool:
-    """Whether some tensor has rows that are no first dimensions of it, as those of a row of x(N,D) by D."""
+    """Whether rows are not the first dimension of some tensor, like the columns of x(N,D) if D counts rows."""
     return any(place for _, place in rows.places)
 
 
 def _is_last(row: BoundFunction, rows: Rows) -> bool:
-    """Whether the rows of a result are its last dimension, so that blocks are vectors."""
+    """Whether rows are the last dimension of some result, so that blocks are computed in vectors."""
     return any(rows.place(t.name) == len(t.shape) - rows.depth for t in row.tensors if t.role is Role.OUTPUT)
 
 
 def _list_block_row_counts(least: int) -> tuple[int, ...]:
-    """Powers of `STEP` down to 1, the first of which is the least that is `least` or more."""
+    """The powers of `STEP` down to 1, from the smallest one that is at least `least`."""
     counts = [1]
     while counts[0] < least:
         counts.insert(0, counts[0] * STEP)
@@ -181,7 +183,7 @@ def _op_count(s: BoundStatement) -> int:
 
 
 def _count_shared_elements(s: BoundStatement, rows: Rows) -> int:
-    """The elements of the matrix with which rows are reduced, if all have it in common and use each but a few times."""
+    """The elements of the matrix that multiplies all rows; 0 without one, or if a single row reuses it enough."""
     reduced = {i.name for i in s.reduction_indices if i.extent > 1}
     free = {i.name: i.extent for i in s.free if i.extent > 1}
     accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
@@ -201,7 +203,7 @@ def _is_sum(s: BoundStatement, rows: Rows) -> bool:
 
 
 def _adds_products(s: BoundStatement, rows: Rows) -> bool:
-    """Whether a sum over all rows adds products of each element of a row with each element of another tensor's row."""
+    """Whether a sum over rows adds outer products of the rows of two tensors."""
     if s.target in rows.tensors:
         return False
     free = {i.name for i in s.free if i.extent > 1}
@@ -214,6 +216,6 @@ def _adds_products(s: BoundStatement, rows: Rows) -> bool:
 
 
 def _collect_subscript_indices(a: Access) -> set[str]:
-    """The indices in the subscripts of an access; empty if data decides."""
+    """The indices in the subscripts of an access; empty if a subscript reads a tensor."""
     parts = [e for x in a.subscripts for e in walk_expr(x)]
     return set() if any(isinstance(e, Access) for e in parts) else {e.name for e in parts if isinstance(e, Index)}

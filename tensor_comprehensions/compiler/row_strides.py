@@ -1,7 +1,7 @@
-"""Strides of tensors in kernels for any number of rows.
+"""Strides of tensors in range kernels, in elements.
 
-The distance between rows of x(N,D) is a number where N alone is dynamic. Where D is dynamic, it is a variable:
-`PACKED` if it follows from the extent and the stride of the next dimension, or `GIVEN` by the call.
+The stride of the rows of x(N,D) is a number if only N is dynamic. If D is dynamic, it is a variable: `PACKED` if it
+follows from the extent and the stride of the next dimension, `GIVEN` if each call passes it.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 PACKED, GIVEN = -1, -2
-"""A stride that follows from the next dimension, and one that a call gives. No tensor of torch has negative strides."""
+"""A stride that follows from the next dimension, and one that a call passes. torch has no negative strides."""
 StrideClasses = Mapping[str, tuple[int, ...]]
-"""For each tensor with rows: numbers, `PACKED` and `GIVEN`."""
+"""For each tensor with rows, by name, the class of each stride: a number, `PACKED` or `GIVEN`."""
 TYPICAL_EXTENT = 1040
-"""An extent of dynamic dimensions, larger than those of blocks, for strides that stand for variables."""
+"""The extent that dynamic dimensions are assumed to have in `open_strides`: larger than in any block."""
 
 
 def classify_strides(
     shape: Sequence[int], strides: Sequence[int], dynamic: Collection[int], packed: Collection[int]
 ) -> tuple[int, ...] | None:
-    """The classes of the strides of a tensor; None if one of the dimensions `packed` is not.
+    """The classes of the strides of a tensor; None if a dimension in `packed` has another stride than a packed one.
 
     Args:
-        dynamic: its dimensions without a fixed extent.
+        dynamic: the dimensions without a fixed extent.
+        packed: the dimensions whose strides must be packed.
     """
     found = list(strides)
     for d in range(len(shape)):
@@ -36,7 +37,7 @@ def classify_strides(
 
 
 def _is_inside(e: int, d: int, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements along the dimension `e` lie between those along `d`, so that the stride of `d` follows."""
+    """Whether dimension `e` is inside dimension `d` in memory, so that the stride of `d` depends on its extent."""
     if 0 in shape:  # as if it were contiguous
         return e > d
     return e != d and (-strides[e], e) > (-strides[d], d) and strides[e] > 0
@@ -45,9 +46,10 @@ def _is_inside(e: int, d: int, shape: Sequence[int], strides: Sequence[int]) -> 
 def open_strides(
     shape: Sequence[int], strides: Sequence[int], open_dimensions: Collection[int], dynamic: Collection[int]
 ) -> tuple[int, ...]:
-    """`strides` with numbers for those that are variables, which no two dimensions make one, whatever their extents.
+    """`strides` with numbers that stand for the variable strides of `open_dimensions`.
 
-    All of these are different from each other, and the same for all extents of the dimensions `dynamic`.
+    The numbers differ from each other, do not depend on the extents of the dimensions `dynamic`, and let no two
+    dimensions be fused into one.
     """
     found, extents = list(strides), [TYPICAL_EXTENT if d in dynamic else max(n, 1) for d, n in enumerate(shape)]
     span = max((found[d] * n for d, n in enumerate(extents) if d not in open_dimensions), default=1)

@@ -1,4 +1,4 @@
-"""The compiler of sparse defs for GPUs: lowered, simplified and printed as CUDA C++, as dense defs are."""
+"""The GPU compiler of sparse defs: lowers, simplifies, and prints CUDA C++."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ class CompiledSparseGpuKernel:
     """A sparse def as CUDA C++.
 
     Attributes:
-        problem: the input of the lowering. lowered: the loops, with the mapping of each kernel.
-        module: the printed loop program. code: its text and launches.
-        seconds: the time of each step, in order.
+        problem: the input of the lowering.
+        lowered: the loop program of each phase, with the mapping of each kernel to threads.
+        target: the GPU.
+        module: the simplified loop program.
+        code: the CUDA text and its launches.
+        seconds: (step, seconds) in order.
     """
 
     problem: SparseProblem
@@ -64,12 +67,12 @@ class CompiledSparseGpuKernel:
 
     @property
     def temporaries(self) -> tuple[Buffer, ...]:
-        """None: the caller passes them as arguments, for their sizes differ from call to call."""
+        """Always empty: temporaries are arguments, because their sizes differ from call to call."""
         return self.module.temporaries
 
     @functools.cached_property
     def kernels_by_phase(self) -> tuple[slice, ...]:
-        """The kernels of each phase, between which the caller allocates memory."""
+        """For each phase, the slice of the kernels that it launches; the caller allocates memory between phases."""
         ends = [0, *accumulate(len(m.kernels) for m in self.program.phases)]
         return tuple(map(slice, ends, ends[1:]))
 
@@ -84,14 +87,14 @@ class CompiledSparseGpuKernel:
 
     @property
     def resources(self) -> dict[str, int]:
-        """The resources of a call: kernels, and the threads of a block; with NVRTC also registers and spilled bytes."""
+        """The kernels of a call and the most threads of a block; with NVRTC, also the `worst_resources`."""
         kernels = self.code.kernels
         found = {"kernels": len(kernels), "threads": max((prod(k.launch.block) for k in kernels), default=0)}
         return found | (worst_resources(self.cubin) if nvrtc.is_nvrtc_available() else {})
 
     @property
     def header(self) -> str:
-        """The opening comment of a text."""
+        """The content of the comment at the start of a text."""
         return "\n".join(("", _format_def(self).strip("\n"), "", f"target: {self.target.name}"))
 
     @staticmethod
@@ -112,7 +115,7 @@ class CompiledSparseGpuKernel:
 
 
 def _explain(kernel: CompiledSparseGpuKernel) -> str:
-    """The plan, and the mapping of each kernel to threads."""
+    """Explain the lowering, and the mapping of each kernel to threads."""
     lines = [explain(kernel.program)]
     for m in kernel.lowered.mappings:
         sharing = f", whose lanes share {m.shared}" if m.shared else ""
@@ -132,14 +135,15 @@ SPARSE_GPU_KINDS: Mapping[str, Callable[[CompiledSparseGpuKernel], str]] = {
     "cuda": lambda kernel: cuda_printer.emit_cuda(kernel.module, header=kernel.header).source,
     "opencl": lambda kernel: opencl_printer.emit_opencl(kernel.module, header=kernel.header).source,
 }
-"""The printers of `source`."""
+"""The printers of `CompiledSparseGpuKernel.source`."""
 
 
 def compile_sparse_gpu(problem: SparseProblem, target: GpuTarget) -> CompiledSparseGpuKernel:
-    """Lower and print a problem.
+    """Lower a problem and print it as CUDA C++.
 
     Raises:
-        CannotLower: a statement is of a kind that has no kernels for GPUs.
+        CannotLower: the GPU lowering does not support a statement.
+        ArgumentError: `target` cannot launch a kernel.
     """
     start = perf_counter()
     lowered = lower_for_gpu(problem, target, host())

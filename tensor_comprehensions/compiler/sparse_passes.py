@@ -1,7 +1,7 @@
-"""The compiler of sparse defs: `SPARSE_PASSES` lists every step from a problem to its machine code.
+"""The CPU compiler of sparse defs.
 
-A problem becomes several modules, between which the caller allocates memory; each goes through the same passes as
-dense kernels.
+A problem is lowered to several phases, between which the caller allocates memory. Each phase is a module that goes
+through `SPARSE_PASSES`, which are those of dense kernels.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SPARSE_PASSES: tuple[tuple[str, Callable[[Stmt], Stmt]], ...] = (
     ("hoist", lambda s: scalar_promotion.hoist_accumulators(s)),
     ("simplify_again", lambda s: simplify.simplify(s)),
 )
-"""The passes for the body of every kernel, between `lower` and the printer."""
+"""The passes for the body of every kernel, between `lower` and the LLVM printer."""
 
 
 def _each_phase(text: Callable[[CompiledSparseKernel, Module], str]) -> Callable[[CompiledSparseKernel], str]:
@@ -65,14 +65,14 @@ SPARSE_KINDS: Mapping[str, Callable[[CompiledSparseKernel], str]] = {
     "llvm": _each_phase(_emit_llvm_ir),
     "asm": _each_phase(lambda kernel, module: object_code.host_assembly(_emit_llvm_ir(kernel, module), kernel.target)),
 }
-"""The printers of `source`."""
+"""The printers of `CompiledSparseKernel.source`."""
 
 
 def compile_sparse(request: KernelRequest, target: CpuTarget) -> CompiledSparseKernel:
-    """Lower and compile a def for calls of one kind.
+    """Lower and compile a def for the formats, types and facts of `request`.
 
     Raises:
-        CannotLower: a statement is of a kind that is not lowered.
+        CannotLower: the lowering does not support a statement.
     """
     start = perf_counter()
     program = lower(make_cpu_problem(request), target)
@@ -102,7 +102,7 @@ def run_sparse_passes(module: Module) -> Module:
 
 
 def verify_module(module: Module, step: str) -> None:
-    """Check a module if `TC_VERIFY` asks for it. Raises InternalError that names the step which made it."""
+    """Verify a module if `TC_VERIFY` is set. Raises InternalError that names `step`, which produced it."""
     if not knobs.current_knobs().verify:
         return
     try:
