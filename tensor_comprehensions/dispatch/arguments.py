@@ -1,7 +1,7 @@
-"""Arguments of a call as plain torch tensors on the CPU that a kernel can read through their strides.
+"""Convert the arguments of a call to plain torch tensors on the CPU that a kernel can read through their strides.
 
-Invariant: an invalid argument raises an `ArgumentError` that names the def's tensor; nothing is copied that a kernel
-can read in place.
+Invariant: an invalid argument raises an `ArgumentError` that names the def's tensor; memory that a kernel can read in
+place is not copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..core.memory_layout import storage_extent
 TORCH_TYPES: dict[DType, torch.dtype] = {t: getattr(torch, name) for name, t in DTYPES.items()}
 TYPES = {theirs: ours for ours, theirs in TORCH_TYPES.items()}
 PLAIN = (Tensor, torch.nn.Parameter)
-"""The classes that own their memory; other subclasses may stand for something else."""
+"""The tensor classes that own their memory; other subclasses may be wrappers."""
 Convert = Callable[[Tensor], Any]
 """Converts a tensor to an array of another library that shares its memory."""
 DLPACK_CUDA = frozenset((2, 13))
@@ -33,7 +33,7 @@ DLPACK_CUDA = frozenset((2, 13))
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """The declaration of one parameter: `dims` are its sizes as written."""
+    """The declaration of one parameter of the def `op`; `dims` are its sizes as written."""
 
     op: str
     name: str
@@ -44,7 +44,7 @@ class ParameterSpec:
         return f"{self.dtype}({','.join(self.dims)})" if self.dims else f"{self.dtype} number"
 
     def error(self, problem: str, *, found: str = "", suggestion: str = "") -> ArgumentError:
-        """The error for this argument: the problem reads on from its name."""
+        """The error for this argument; `problem` continues a sentence that begins with its name."""
         return ArgumentError(
             f"argument '{self.name}' of {self.op} {problem}",
             expected=f"{self} {self.name}",
@@ -53,7 +53,7 @@ class ParameterSpec:
         )
 
     def kind_error(self, kind: str, value: str = "") -> ArgumentError:
-        """The error for an argument of a type, called `kind`, that is none of tensors, arrays and numbers."""
+        """The error for an argument of type `kind` that is neither a tensor, an array nor a number."""
         way_out = "pass a torch tensor or a NumPy array" + ("" if self.dims else " or a number")
         return self.error(f"is {with_article(kind)}", found=value, suggestion=way_out)
 
@@ -158,9 +158,9 @@ def _from_numpy(expected: ParameterSpec, array: np.ndarray) -> Tensor:
 
 
 def tensor_from_array(array: np.ndarray) -> Tensor:
-    """The tensor in the memory of an array, or in a copy where torch cannot read that: of another byte order, say.
+    """A tensor in the memory of an array, or in a copy if torch cannot read that, for example in another byte order.
 
-    Raises TypeError if torch has no elements of this type.
+    Raises TypeError if torch has no such element type.
     """
     size = array.itemsize
     readable = all(n < 2 or (s >= 0 and s % size == 0) for n, s in zip(array.shape, array.strides, strict=True))
@@ -183,7 +183,7 @@ def _unreadable_error(expected: ParameterSpec, error: Exception) -> ArgumentErro
 
 
 def is_device_array(value: object) -> bool:
-    """Whether it is an array of another library than torch, such as CuPy, on a CUDA device."""
+    """Whether `value` is an array of another library than torch, such as CuPy, on a CUDA device."""
     if isinstance(value, Tensor | np.ndarray | np.generic | int | float):
         return False
     if not hasattr(value, "__dlpack_device__"):
@@ -209,10 +209,10 @@ def from_device_array(expected: ParameterSpec, array: Any) -> Tensor:
 
 
 def output_converter(values: Iterable[object]) -> Convert | None:
-    """The converter of outputs for a caller who passed `values`.
+    """The converter of outputs for a caller who passed `values`; None returns tensors.
 
-    It gives tensors (None) if one value is a tensor, else arrays like the first one. A library that the array API
-    standard cannot name gets tensors, which it reads through DLPack.
+    If no value is a tensor, it converts to arrays like the first one. For a library that does not follow the array API
+    standard it is None.
     """
     found: Convert | None = None
     for value in values:
@@ -234,7 +234,7 @@ def _converter_to_library(value: object) -> Convert | None:
         return next((p.from_dlpack for p in packages if hasattr(p, "from_dlpack")), None)
     try:
         convert: Convert = namespace().from_dlpack
-    except Exception:  # of the caller's library, which then is one that the standard cannot name
+    except Exception:  # of the caller's library, which then does not follow the standard
         return None
     return convert
 
@@ -296,7 +296,7 @@ def _get_layout_name(x: Tensor) -> str:
 
 
 def with_article(name: str) -> str:
-    """`name` with its article."""
+    """`name` with its indefinite article."""
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
@@ -304,7 +304,7 @@ def with_article(name: str) -> str:
 
 
 def check_destination(op: str, name: str, x: object, dtype: DType, shape: tuple[int, ...]) -> Tensor:
-    """`x` as a tensor that the output `name` may be written to. Raises ArgumentError."""
+    """Check that the output `name` may be written to `x`, and return it. Raises ArgumentError."""
     expected = ParameterSpec(op, f"out ({name})", dtype, tuple(map(str, shape)))
     if not isinstance(x, Tensor):
         raise expected.error(
@@ -323,7 +323,7 @@ def check_destination(op: str, name: str, x: object, dtype: DType, shape: tuple[
 
 
 def check_no_alias(op: str, outputs: Iterable[tuple[str, Tensor]], others: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse a destination whose memory another argument also uses. Raises ArgumentError."""
+    """Check that no destination shares memory with another argument. Raises ArgumentError."""
     seen = list(others)
     for name, x in outputs:
         for other, y in seen:

@@ -24,7 +24,7 @@ from .inline_cache import plain_launcher
 from .persistent_kernel_cache import deserialize_kernel, kernel_key
 
 TOLERANCE = 1e-3
-"""How far, relative to the largest element, the results of a kernel put there by hand may be from the reference."""
+"""Largest error of an injected kernel's results, relative to the largest element of the reference."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,8 @@ class CacheEntry:
     """The cache entry of a def, sizes, layouts, options and machine.
 
     Attributes:
-        key: of the kernel. tuning_key: of the measurements.
+        key: the key of the kernel.
+        tuning_key: the key of the measurements.
         store: the cache.
     """
 
@@ -48,12 +49,12 @@ class CacheEntry:
 
     @property
     def kernel(self) -> StoredKernel | None:
-        """The compiled code and its metadata; None if there is none."""
+        """The compiled code and its metadata; None if the cache has none."""
         return cache.find_kernel(self.store, self.key)
 
     @property
     def path(self) -> Path | None:
-        """The file with the compiled code; None if the cache is off."""
+        """The file for the compiled code, which need not exist; None if the cache is off."""
         if self.store.mode == "off":
             return None
         by_hand = self.store.path(cache.kernel_entry_name(self.key, INJECTED))
@@ -94,7 +95,9 @@ class CacheEntry:
             temporaries: bytes of each temporary that it gets after the arguments.
             check: run it on the tensors passed to `cache_entry`, and compare with the reference evaluator.
 
-        Raises ArgumentError if LLVM refuses the text or the results are wrong, CacheError if it cannot be stored.
+        Raises:
+            ArgumentError: LLVM rejects the text, or the results are wrong.
+            CacheError: the kernel cannot be stored.
         """
         if not isinstance(text, str):
             raise ArgumentError("the kernel is not a text", expected="LLVM assembly", found=type(text).__name__)
@@ -109,7 +112,7 @@ class CacheEntry:
         self._forget()
 
     def remove(self) -> bool:
-        """Forget the kernel of this key, also one put there by hand; False if there was none."""
+        """Remove the kernel of this key, also an injected one. Returns False if there was none."""
         removed = [self.store.remove(cache.kernel_entry_name(self.key, layer)) for layer in (INJECTED, KERNEL)]
         self._forget()
         return any(removed)
@@ -143,7 +146,7 @@ def cache_entry_of(
     store: Store,
     forget: Callable[[], None],
 ) -> CacheEntry:
-    """The entry for a bound def. Raises ArgumentError if the options are a function, which has no key."""
+    """The entry for a bound def. Raises ArgumentError if the options have no key, because they hold a function."""
     key = kernel_key(function, bound, options, target)
     if key is None:
         raise ArgumentError("these options have no key", suggestion="pass the schedule that the heuristic returns")

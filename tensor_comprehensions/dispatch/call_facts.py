@@ -39,11 +39,11 @@ def collect_call_facts(
 
 
 STRIDE_WORDS = {PACKED: "packed", GIVEN: "any"}
-"""Words for strides that are not constants."""
+"""Words for stride classes."""
 
 
 def _list_guards(compiled: CompiledCpuKernel) -> Iterator[str]:
-    """Type, sizes and strides of each tensor that a call passes."""
+    """The type, sizes and strides that each tensor of a call must have."""
     ranged = compiled if isinstance(compiled, CompiledRangeKernel) else None
     for t in compiled.bound.tensors:
         if t.role is Role.INPUT:
@@ -69,7 +69,7 @@ def _find_hindrance(values: Sequence[Any]) -> str:
 
 
 def _list_varying_sizes(kernels: KernelTable, known: Sequence[CompiledCpuKernel]) -> Iterator[str]:
-    """The sizes in which kernels differ, with their values."""
+    """The sizes in which the kernels differ, with their values."""
     found: dict[str, set[int]] = {}
     for k in known:
         inputs = [t for t in k.bound.tensors if t.role is Role.INPUT]

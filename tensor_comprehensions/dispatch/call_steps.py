@@ -51,8 +51,10 @@ Shape = tuple[int, ...]
 class Arguments:
     """The tensors of one call.
 
-    inputs: of the parameters, in order. initial: of the in/out outputs, in order.
-    convert: makes arrays of the caller's library of the outputs; None for a caller who passed tensors.
+    Attributes:
+        inputs: the values of the parameters, in order.
+        initial: the initial values of the in/out outputs, in order.
+        convert: converts outputs to arrays of the caller's library; None if the caller passed tensors.
     """
 
     inputs: tuple[Tensor, ...]
@@ -81,7 +83,7 @@ class CallSignature:
 def normalize_arguments(
     call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]
 ) -> Arguments:
-    """The arguments of a call as plain tensors. Raises ArgumentError that names the first that is wrong."""
+    """The arguments of a call as plain tensors. Raises ArgumentError that names the first invalid one."""
     function = call_signature.function
     check_names(call_signature, values, initial)
     convert = output_converter((*values, *initial.values()))
@@ -97,7 +99,7 @@ def normalize_arguments(
 def normalize_detached(
     call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]
 ) -> Arguments:
-    """As `normalize_arguments`, but detach tensors that require gradients, for callers that record none."""
+    """As `normalize_arguments`, but detach tensors that require gradients, for callers that do not record a graph."""
     named = {name: _detach(x) for name, x in initial.items()}
     return normalize_arguments(call_signature, [_detach(x) for x in values], named)
 
@@ -107,7 +109,7 @@ def _detach(x: object) -> object:
 
 
 def check_names(call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> None:
-    """Check for as many arguments as parameters, and exactly the in/out outputs by keyword. Raises ArgumentError."""
+    """Check the number of arguments, and that the keywords are exactly the in/out outputs. Raises ArgumentError."""
     function, parameters = call_signature.function, call_signature.parameters
     inout = {p.name: p for p in call_signature.initial}
     for name in initial:
@@ -149,7 +151,7 @@ def _unknown_keyword(function: Function, name: str, known: Iterable[str]) -> Arg
     return ArgumentError(f"{function.name} takes no argument '{name}'", suggestion=suggest_word(name, known))
 
 
-# --- what the def is bound to -----------------------------------------------------------------------------------
+# --- sizes and strides ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def shapes_of(function: Function, arguments: Arguments) -> ArgumentShapes:
 def shapes_from_values(
     call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object]
 ) -> ArgumentShapes:
-    """As `shapes_of`, from shapes, tensors or, for a number, its value. Raises ArgumentError."""
+    """As `shapes_of`, from shapes, tensors, or the values of numbers. Raises ArgumentError."""
     check_names(call_signature, values, initial)
     given = list(zip(call_signature.function.parameters, call_signature.parameters, values, strict=True))
     return ArgumentShapes(
@@ -212,16 +214,18 @@ def canonical_strides(x: Tensor) -> Shape:
 
 
 def bind_sizes(call_signature: CallSignature, sizes: ArgumentShapes) -> BoundFunction:
-    """The def with the sizes that the shapes of its arguments give to its size names.
+    """The def bound to the sizes of its arguments.
 
-    Raises ArgumentError if two dimensions with one size differ, RangeError where no index range fits.
+    Raises:
+        ArgumentError: two dimensions that are declared with the same size differ.
+        RangeError: no range of an index fits all subscripts.
     """
     binding = _match_argument_shapes(call_signature, sizes)
     return bind(call_signature.function, binding.sizes, binding.scalars)
 
 
 def sizes_of(call_signature: CallSignature, sizes: ArgumentShapes) -> dict[str, int]:
-    """The values of size names, and of scalars that are part of the kernel. Raises as `bind_sizes`."""
+    """The values of the def's sizes, and of specialized scalars, by name. Raises ArgumentError as `bind_sizes`."""
     binding = _match_argument_shapes(call_signature, sizes)
     return {**binding.sizes, **binding.scalars}
 
@@ -239,7 +243,7 @@ def _make_tensor_type(expected: ParameterSpec, shape: Shape) -> TensorType:
 
 
 def with_strides(bound: BoundFunction, strides: Sequence[Shape]) -> BoundFunction:
-    """`bound` with the strides of its first tensors, parameters and then outputs, replaced."""
+    """`bound` with `strides` for its first tensors; parameters come before outputs."""
     given = [replace(t, strides=s) for t, s in zip(bound.tensors, strides, strict=False)]
     return replace(bound, tensors=(*given, *bound.tensors[len(given) :]))
 
@@ -267,7 +271,7 @@ def allocate_output(bound: BoundFunction, name: str) -> Tensor:
 
 
 def check_out(bound: BoundFunction, arguments: Arguments, out: object) -> tuple[Tensor, ...]:
-    """`out` as one tensor for each output, checked. Raises ArgumentError."""
+    """Check `out`, and return one tensor for each output. Raises ArgumentError."""
     given = out if isinstance(out, tuple | list) else (out,)
     if len(given) != len(bound.returns):
         raise ArgumentError(
@@ -289,7 +293,7 @@ def check_out(bound: BoundFunction, arguments: Arguments, out: object) -> tuple[
 
 
 def is_same_storage(x: Tensor, y: Tensor) -> bool:
-    """Whether every element of `x` has the address of the same element of `y`."""
+    """Whether `x` and `y` have the same shape, and the same address for every element."""
     return x.data_ptr() == y.data_ptr() and x.shape == y.shape and canonical_strides(x) == canonical_strides(y)
 
 
@@ -306,7 +310,7 @@ def copy_initial_values(bound: BoundFunction, arguments: Arguments, outputs: Seq
 
 
 def copy_tensor(source: Tensor, destination: Tensor) -> None:
-    """Copy, also into a tensor made in inference mode, which torch else protects outside of that mode."""
+    """Copy a tensor; also to an inference tensor, which torch does not allow outside of inference mode."""
     if destination.is_inference():
         with torch.inference_mode():
             destination.copy_(source)
@@ -315,7 +319,7 @@ def copy_tensor(source: Tensor, destination: Tensor) -> None:
 
 
 def convert_outputs(outputs: Sequence[Tensor], convert: Convert | None) -> Any:
-    """The outputs in the caller's form: one directly, several as a tuple; arrays for a caller who passed arrays.
+    """The outputs for the caller: one directly, several as a tuple, converted by `convert` unless it is None.
 
     Raises ArgumentError if the caller's library cannot read the outputs.
     """
@@ -329,7 +333,7 @@ def convert_outputs(outputs: Sequence[Tensor], convert: Convert | None) -> Any:
 
 
 def copy_to_out(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    """Copy the outputs to the caller's tensors, and bump the version counters of these for autograd."""
+    """Copy the outputs to the caller's tensors, and bump their version counters for autograd."""
     for source, destination in zip(outputs, wanted, strict=True):
         if source is destination:
             torch.autograd.graph.increment_version(destination)
@@ -389,7 +393,10 @@ def _to_torch(value: object, dtype: DType) -> Tensor:
 
 
 def launch_error(op: str, sites: Sequence[CheckSite], failed: int, value: int) -> Exception:
-    """The error for a launch that reports `failed_check`."""
+    """The error for a launch that failed: a RangeError for check number `failed` (from 1) with the subscript `value`.
+
+    Other numbers give an InternalError. `value` counts from the start of the dimension.
+    """
     if not 0 < failed <= len(sites):
         return InternalError(f"{op}: a launch failed with code {failed}")
     site = sites[failed - 1]

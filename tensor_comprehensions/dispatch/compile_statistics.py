@@ -11,7 +11,7 @@ from ..tc_lang.ir import Role
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The kernels for CPUs and dense operands that this process has made so far.
+    """Counts of the CPU kernels with dense operands that this process has compiled and loaded so far.
 
     Attributes:
         compiled: the number of compiled kernels.
@@ -31,9 +31,10 @@ class KernelSummary:
     """One kernel of an operator.
 
     Attributes:
-        sizes: the shapes that it takes, by parameter; a size that may have any value is a name.
+        sizes: the shapes of its parameters as text; a dynamic size is its name.
         is_range: whether it is for any number of rows.
-        code_bytes: of its machine code. compile_seconds: what making it, or loading it, took.
+        code_bytes: bytes of its machine code.
+        compile_seconds: the time that compiling or loading it took.
     """
 
     sizes: str
@@ -47,15 +48,15 @@ _total = Statistics()
 
 
 def statistics() -> Statistics:
-    """Counts of the kernels that this process has compiled and loaded so far, and the time that it took.
+    """Counts of the kernels that this process has compiled and loaded so far, and the time that this took.
 
-    The difference of two, before and after a part of a program, counts the kernels of that part.
+    The difference between two calls counts the kernels in between.
     """
     return _total
 
 
 def count_kernel(made: object, *, loaded: bool, seconds: float) -> None:
-    """Add a kernel that was made."""
+    """Count a kernel that was compiled, or loaded, in so many seconds; kernels of other kinds are not counted."""
     global _total
     if not isinstance(made, CompiledCpuKernel):
         return
@@ -71,7 +72,7 @@ def count_kernel(made: object, *, loaded: bool, seconds: float) -> None:
 
 
 def summarize_kernel(kernel: CompiledCpuKernel) -> KernelSummary:
-    """What `Op.kernels` says of a kernel."""
+    """The summary of a kernel in `Op.kernels`."""
     is_range = isinstance(kernel, CompiledRangeKernel)
     shapes = []
     for t in kernel.bound.tensors:

@@ -1,4 +1,4 @@
-"""The base of all kernels that a user holds, on every device and for every kind of operand."""
+"""The base class of the kernels that `compile` returns to users, for all devices and kinds of operands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..core.errors import ArgumentError
 
 
 class Compiled(Protocol):
-    """The compiled kernels of the compiler, for all devices."""
+    """The interface of the compiler's kernels, for all devices."""
 
     @property
     def compile_seconds(self) -> float: ...
@@ -26,9 +26,10 @@ K = TypeVar("K")
 
 
 class CompiledCallable(Generic[C]):
-    """A compiled kernel: texts and metadata of `compiled`. Subclasses add the call.
+    """A compiled kernel with its texts and metadata. Subclasses add the call.
 
-    A kernel is immutable, so a copy is the kernel itself. It is code of one process, so it cannot be pickled.
+    A kernel is immutable, so a copy is the kernel itself. It has code in the memory of this process, so it cannot be
+    pickled.
 
     Attributes:
         compiled: the compiled kernel with its texts and metadata.
@@ -47,7 +48,7 @@ class CompiledCallable(Generic[C]):
 
     @property
     def compile_seconds(self) -> float:
-        """The time that compilation took; the time of the lookup, if the kernel came from the cache."""
+        """The seconds that compilation took; those of the lookup, if the kernel came from the cache."""
         return self.compiled.compile_seconds
 
     @property

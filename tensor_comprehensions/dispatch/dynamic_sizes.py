@@ -1,4 +1,4 @@
-"""Which sizes of a call are parameters of its kernel, and which are numbers in it.
+"""Which sizes of a call are parameters of its kernel (dynamic), and which are compiled in as constants.
 
 By default the first two values of a size are compiled into kernels; from the third on, new kernels take the size as a
 parameter. So full batches and a shorter last one get exact kernels, and further values compile nothing more. A size
@@ -20,10 +20,10 @@ EXACT_VALUES = 2
 
 
 ANY_VALUE = 0
-"""Stands for the typical value of a size for which none is given."""
+"""Stands for an unknown typical value of a size."""
 Dynamic = bool | Collection[str] | Mapping[str, int | None] | None
-"""The sizes that are parameters: None decides by the calls, True and False are all sizes and none, else their names,
-each optionally with its typical value."""
+"""The sizes that are parameters: None decides by the calls, True is all sizes, False none; or a collection of names, or
+a mapping from names to typical values (None: unknown)."""
 
 
 def check_dynamic(dynamic: object, functions: Collection[Function]) -> None:
@@ -44,7 +44,7 @@ def check_dynamic(dynamic: object, functions: Collection[Function]) -> None:
 
 
 class DynamicSizes:
-    """The sizes of one def: those that the user marked, and the values of earlier calls."""
+    """Decides which sizes of a def are parameters: by the user's marks, or by the values of earlier calls."""
 
     def __init__(self, function: Function, asked: Dynamic) -> None:
         self.asked = asked
@@ -60,7 +60,7 @@ class DynamicSizes:
 
     @property
     def may_be_dynamic(self) -> bool:
-        """Whether a size can be a parameter."""
+        """Whether any size can be a parameter."""
         mode = knobs.current_knobs().dynamic
         return mode != "off" and (bool(self._marked) or self.asked is None) and bool(self._names)
 
@@ -80,7 +80,7 @@ class DynamicSizes:
             return {name: ANY_VALUE for name in self._names if self._has_changed(name, sizes[name])}
 
     def _has_changed(self, name: str, value: int) -> bool:
-        """Record `value`; whether the size has had more than `EXACT_VALUES` values."""
+        """Record `value`. Returns whether the size has had more than `EXACT_VALUES` values."""
         seen = self._seen.get(name, ())
         if value not in seen and len(seen) <= EXACT_VALUES:
             self._seen[name] = seen = (*seen, value)

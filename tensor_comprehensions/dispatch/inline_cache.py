@@ -58,11 +58,11 @@ _knobs, _count_change = knobs.current_knobs, torch._C._increment_version
 class InlineCache:
     """The cached calls of one operator.
 
-    They are found by the layouts of a call, by the values of its specialized numbers, and by whether it has `out`.
-    Machine code, on systems that support it, searches one of two call caches: for fresh outputs, or for `out`.
+    They are found by the layouts of a call, by the values of its specialized numbers, and by whether it passes `out`.
+    On systems that support it, machine code searches one of two call caches: for calls with and without `out`.
 
     Args:
-        call_cache: the first of these, if it is shared.
+        call_cache: a shared call cache for calls without `out`; None creates one.
     """
 
     def __init__(self, call_signature: CallSignature, call_cache: CallCache | None = None) -> None:
@@ -82,7 +82,10 @@ class InlineCache:
         self._plain: dict[Hashable, CpuLauncher] = {}
 
     def direct_function(self) -> Callable[..., Any] | None:
-        """A function for calls without `out` and initial values; it returns the result, NotImplemented or RECORDED."""
+        """A function for calls without `out` and initial values; None if there is none yet.
+
+        It returns the result, or NotImplemented or RECORDED for calls that it does not serve.
+        """
         return None if self._initial else self._functions.get(False)
 
     def count(self) -> int:
@@ -136,7 +139,7 @@ class InlineCache:
             self._functions[out] = self._call_cache(out).function()
 
     def _make_range_call(self, compiled: CompiledRangeKernel, special: Sequence[int]) -> CachedCall:
-        """The cached call for calls that differ in how many rows they have."""
+        """The cached call for calls with any number of rows."""
         bound, values, parameters = compiled.bound, iter(special), _stride_parameters(compiled)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         guards = [
@@ -149,7 +152,7 @@ class InlineCache:
             compiled.executable.address,
             compiled.executable,
             (*guards, *first),
-            (0,) * (count + len(first)),  # no argument is written to
+            (0,) * (count + len(first)),  # no argument is written
             tuple(range(count)),
             tuple(
                 NewOutput(_row_guard(compiled, t), math.prod(t.shape) * t.dtype.size, -1 if s is None else count + s)
@@ -171,7 +174,7 @@ class InlineCache:
     def _make_cached_call(
         self, compiled: CompiledCpuKernel, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
     ) -> CachedCall | None:
-        """The cached call for calls like this one; None if machine code cannot copy an initial value to its output."""
+        """The cached call for calls like this one; None if an initial value and its output have different layouts."""
         bound, values = compiled.bound, iter(special)
         inputs = [t for t in bound.tensors if t.role is Role.INPUT]
         given = [_make_operand_spec(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
@@ -219,10 +222,10 @@ class InlineCache:
         self._functions[out] = partial(self._call_in_python, out)
 
     def _call_in_python(self, out: bool, *tensors: Any) -> Any:
-        """Serve a call as a function of a `CallCache` does: NotImplemented if no cached call accepts it."""
+        """Serve a call like the function of a `CallCache`: NotImplemented if no cached call accepts it."""
         try:
             found = self._plain.get((out, _make_layout_key(tensors)))
-        except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
+        except (AttributeError, RuntimeError, TypeError):  # some arguments are not dense tensors
             return NotImplemented
         if found is None or not is_plain_call(tensors) or not all(map(is_plain_cpu_tensor, tensors)):
             return NotImplemented
@@ -266,12 +269,12 @@ def _output_spec(bound: BoundFunction, name: str) -> OperandSpec:
 
 
 def _is_dense(o: OperandSpec) -> bool:
-    """Whether its elements fill the memory that it spans."""
+    """Whether the elements of an operand fill the memory that it spans."""
     return o.span == math.prod(o.sizes) * o.dtype.size
 
 
 def _guard_of_operand(o: OperandSpec, *, exact: bool = False) -> TensorGuard:
-    """The guard of an operand; with exact strides, the description of an output."""
+    """The guard of an operand, which ignores unused strides. exact: include all strides, to describe an output."""
     free = () if exact else range(len(o.sizes)) if 0 in o.sizes else [d for d, n in enumerate(o.sizes) if n == 1]
     return TensorGuard(
         _get_dtype_number(o.dtype), o.sizes, tuple(launch_ir.ANY if d in free else s for d, s in enumerate(o.strides))
@@ -295,9 +298,9 @@ def _count_parameters(compiled: CompiledRangeKernel) -> int:
 def _row_guard(
     compiled: CompiledRangeKernel, t: BoundTensor, parameters: Mapping[tuple[str, int], int] | None = None
 ) -> TensorGuard:
-    """The guard of a tensor of a def for one row. Sizes and strides that are not constants are parameters or packed.
+    """The guard of a tensor `t` of a range kernel, with markers for dynamic sizes and strides.
 
-    parameters: indices of the strides read at the call; None if the tensor is contiguous.
+    parameters: the parameter indices of strides that are read at the call; None if the tensor is contiguous.
     """
     sizes, strides = list(t.shape), list(t.strides)
     dynamic = compiled.dynamic_dimensions(t.name)
@@ -316,7 +319,7 @@ def _row_guard(
 
 
 def _get_parameter_kind(dtype: DType, specialized: bool, has_dimensions: bool) -> int:
-    """The kind of a parameter, as the machine code of calls numbers it."""
+    """The kind of a parameter as a number of `call_cache`."""
     if specialized:
         return call_cache.CONSTANT
     return (
@@ -350,5 +353,5 @@ def launcher_for(
 
 
 def plain_launcher(compiled: CompiledCpuKernel) -> CpuLauncher:
-    """A launcher for tensors that are known to fit."""
+    """A launcher for tensors that are known to fit; it accepts all and allocates none."""
     return launcher_for(compiled, (), ())

@@ -1,6 +1,6 @@
 """The kernels of one def, and the slow path of a call, which checks everything.
 
-Invariant: a kernel is compiled once per key, whatever number of threads ask for it.
+Invariant: each kernel is compiled once, even if several threads need it at the same time.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LoadedKernel:
 
 
 def may_be_sparse(value: object) -> bool:
-    """Whether an argument is a sparse tensor of any kind; nothing is imported to find out."""
+    """Whether an argument is a sparse tensor of any kind; this check imports nothing."""
     if isinstance(value, Tensor):
         return value.layout is not strided and not value.is_nested
     if isinstance(value, NEVER_SPARSE):  # Dynamo cannot ask for the module of these
@@ -86,9 +86,9 @@ def may_be_sparse(value: object) -> bool:
 NEVER_SPARSE = (bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray, np.generic)
 _SPARSE = "tensor_comprehensions.dispatch.sparse.sparse_tensor"
 OptionsProvider = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
-"""How to lower a def for certain arguments; None leaves it to the cost models."""
+"""Returns the options for a def and its arguments; None leaves the lowering to the cost models."""
 SparseOptionsProvider = Callable[[Function, Any, Mapping[str, int]], SparseOptions | None]
-"""The same for a call with sparse operands: gets the def, the call and its sizes."""
+"""As `OptionsProvider`, for calls with sparse operands: takes the def, the call and its sizes."""
 
 
 class KernelTable:
@@ -133,7 +133,7 @@ class KernelTable:
         return SparseKernels(self.call_signature, self.formats, self._sparse_options, self._choose_sparse)
 
     def with_dynamic(self, dynamic: Dynamic) -> KernelTable:
-        """Kernels of the same def for which other sizes are parameters."""
+        """A kernel table for the same def with other dynamic sizes."""
         return self._like_this(dynamic)
 
     def has_sparse(self, values: Sequence[object]) -> bool:
@@ -216,9 +216,9 @@ class KernelTable:
         return self._range_routes.get(made, lambda: self._make_range(key, options, machine.target))
 
     def has_several_axes(self, arguments: Arguments) -> bool:
-        """Whether a kernel for any sizes of calls like this one has code for blocks along several axes.
+        """Whether the range kernel for calls like this one has several axes.
 
-        It takes several times as long to compile as a kernel for exactly these sizes.
+        Such a kernel takes several times as long to compile as a kernel for exactly these sizes.
         """
         values = sizes_of(self.call_signature, shapes_of(self.function, arguments))
         dynamic = self.dynamic.note(values, is_call=False)
@@ -236,12 +236,12 @@ class KernelTable:
         return LoadedKernel(compiled, RangeLauncher(compiled))
 
     def loaded_kernels(self) -> list[CompiledCpuKernel]:
-        """The kernels that calls can use, those for any number of rows first."""
+        """The kernels that calls can use, range kernels first."""
         ranges = [route.compiled for route in self._range_routes.values() if route is not None]
         return [*ranges, *(route.compiled for route in self.routes.values())]
 
     def _options(self, sizes: ArgumentShapes, arguments: Arguments, machine: CompileConfig) -> CpuOptions:
-        """The options of a kernel: those that tuning found, else of the options provider, else of `machine`."""
+        """The options of a kernel: those that tuning found, else those of the options provider, else of `machine`."""
         key = (sizes, tuple(canonical_strides(x) for x in arguments.inputs), machine)
         known, choose = self._tuned.get(key), self._choose
         if known is None and choose is not None and machine == CompileConfig(CpuOptions(), host()):
@@ -278,7 +278,7 @@ class KernelTable:
     def set_tuned_options(
         self, sizes: ArgumentShapes, arguments: Arguments, machine: CompileConfig, options: CpuOptions
     ) -> None:
-        """From now on, lower calls like this one on `machine` as `options` say."""
+        """Use `options` for later calls like this one on `machine`."""
         if len(self._tuned) >= LIMIT:
             self._tuned.clear()
         self._tuned[sizes, tuple(canonical_strides(x) for x in arguments.inputs), machine] = options
@@ -291,10 +291,7 @@ class KernelTable:
         machine: CompileConfig,
         inline_cache: InlineCache,
     ) -> Any:
-        """The result of a call. It caches the call for others like this one.
-
-        Raises ArgumentError or RangeError.
-        """
+        """The result of a call, which is then added to `inline_cache`. Raises ArgumentError or RangeError."""
         arguments = normalize_arguments(self.call_signature, tensors, initial)
         if arguments.convert is not None and out is None:
             values = dict(zip([p.name for p in self.call_signature.initial], arguments.initial, strict=True))

@@ -53,7 +53,11 @@ C = TypeVar("C", bound="CompiledBase | CompiledSparseKernel")
 class CacheAdapter(Generic[C]):
     """How to make a kernel, store it, and restore it.
 
-    restore: raises CannotLower, or any exception that wrong metadata raises, if that is impossible.
+    Attributes:
+        name: the name of the def, for logs.
+        make: compiles the kernel.
+        content: returns its metadata, as JSON values, and its code.
+        restore: loads it; raises CannotLower, KeyError, TypeError, ValueError or IndexError if that is impossible.
     """
 
     name: str
@@ -63,9 +67,9 @@ class CacheAdapter(Generic[C]):
 
 
 def load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
-    """The kernel with this key, from the cache or made now; without a key it is made.
+    """The kernel with this key, from the cache or made now; a kernel without a key is always made.
 
-    With `TC_EXPLAIN`, a page about it is saved.
+    If `TC_EXPLAIN` is set, this saves a page about the kernel.
     """
     made = _load_or_make(store, key, recipe)
     if knobs.current_knobs().explain:
@@ -123,7 +127,7 @@ def load_or_compile(
 def load_or_compile_range(
     function: Function, wanted: RangeKey, options: CpuOptions, target: CpuTarget
 ) -> CompiledRangeKernel:
-    """The kernel for any number of rows, from the cache or compiled now. Raises CannotGeneralize."""
+    """The range kernel for `wanted`, from the cache or compiled now. Raises CannotGeneralize."""
     store, row = current_store(), wanted.make(function, (1,) * len(wanted.axes))
     strides = wanted.classes(function)
     key = None
@@ -179,7 +183,7 @@ def _deserialize_range(
 def kernel_key(
     function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget, rows: str = ""
 ) -> Key | None:
-    """The key of a kernel; None if its options have none. rows: as for `make_key`."""
+    """The key of a kernel; None if it is uncacheable. rows: as for `make_key`."""
     try:
         return make_key(function, bound, target, options=options, flags=object_code.codegen_flags(), rows=rows)
     except Uncacheable as reason:
@@ -212,11 +216,11 @@ def _load_stored(store: Store, key: Key, recipe: CacheAdapter[C]) -> C | None:
 
 
 FOUND = "found"
-"""The name of the only pass of a kernel that was in the cache."""
+"""The name of the only pass of a kernel that comes from the cache."""
 
 
 def was_cache_hit(compiled: CompiledBase) -> bool:
-    """Whether a kernel was in the cache."""
+    """Whether a kernel comes from the cache."""
     return compiled.seconds[0][0] == FOUND
 
 
@@ -248,7 +252,7 @@ def _store_made_kernel(store: Store, key: Key, recipe: CacheAdapter[C], made: C)
 
 
 def kernel_metadata(compiled: CompiledCpuKernel) -> Mapping[str, Any]:
-    """The metadata of a kernel's machine code; tensors by position, since names are not part of a key."""
+    """The metadata of a kernel's machine code; tensors are positions, since names are not part of a key."""
     return {
         "symbols": compiled.code.symbols,
         "temporaries": compiled.temporaries,
@@ -261,7 +265,7 @@ def kernel_metadata(compiled: CompiledCpuKernel) -> Mapping[str, Any]:
 def deserialize_kernel(
     code: StoredKernel, function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> CompiledCpuKernel:
-    """Load the kernel of an entry. Raises CannotLower if that fails, or any exception for wrong metadata."""
+    """Load the kernel of an entry. Raises CannotLower if that fails, KeyError, TypeError etc. for wrong metadata."""
     facts = code.metadata
     machine_code = ObjectCode(code.data, tuple(map(str, facts["symbols"])))
     schedule = facts["schedule"]
@@ -290,5 +294,5 @@ def deserialize_sites(facts: Any, bound: BoundFunction) -> tuple[CheckSite, ...]
 
 
 def _schedule_to_pairs(schedule: Any) -> list[tuple[str, str]] | None:
-    """A resolved schedule: pairs of names and schedules."""
+    """A resolved schedule as (name, text) pairs."""
     return None if schedule is None else [(name, repr(pipeline)) for name, pipeline in schedule]

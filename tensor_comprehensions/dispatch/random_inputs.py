@@ -25,9 +25,9 @@ DENSITY = 0.1
 def sample_arguments(function: Function, values: Mapping[str, float]) -> tuple[list[Any], dict[str, Any]]:
     """Random arguments of these sizes: floats in [-1, 1), integers that are valid subscripts of the smallest size.
 
-    A sparse parameter gets a `SparseTensor` of its format that stores a tenth of the elements, at least one of them.
+    A sparse parameter gets a `SparseTensor` of its format that stores about a tenth of the elements, and at least one.
 
-    values: of the size names, and of parameters that are numbers (1 if missing).
+    values: the values of size names, and of parameters that are numbers (1 if missing).
 
     Returns the inputs in order, and the initial values of in/out outputs by name. Raises ArgumentError.
     """

@@ -1,6 +1,6 @@
-"""Kernels for any number of rows: the calls that they serve, and how they run.
+"""Range kernels, which serve any number of rows: find the one for a call, and run it.
 
-Defs that cannot have such kernels get kernels for exact sizes; `TC_LOGS=cache` says why.
+Defs that cannot have range kernels get kernels for exact sizes; `TC_LOGS=cache` logs why.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ class RangeKey:
     """The facts that a kernel for any number of rows depends on.
 
     Attributes:
-        axes: its axes of rows, outermost first. fixed: the sizes compiled in as constants, and the scalars.
-        strides: of each argument, and of each destination of a call; with rows as `classify_strides` has them.
-        typical: most rows of a block; 0 chooses. separated: the sizes that are several axes.
+        axes: its axes of rows, outermost first.
+        fixed: (name, value) of the sizes compiled in as constants, and of the scalars.
+        strides: the stride classes of each argument, and of each tensor in `out`, as `classify_strides` returns them.
+        typical: most rows of a block; 0 chooses.
+        separated: the sizes that are several axes.
     """
 
     axes: tuple[Rows, ...]
@@ -55,7 +57,7 @@ class RangeKey:
     separated: tuple[str, ...] = ()
 
     def number_sizes(self) -> list[tuple[Rows, tuple[int, ...]]]:
-        """The axes, each with the positions of its sizes in the list of dynamic sizes."""
+        """(axis, positions of its sizes in the list of dynamic sizes) for each axis."""
         names = row_analysis.list_dynamic_sizes(self.axes)
         return [(rows, tuple(map(names.index, rows.original_sizes))) for rows in self.axes]
 
@@ -74,12 +76,12 @@ class RangeKey:
         return dict(zip((t.name for t in function.tensors if t.name not in added), self.strides, strict=False))
 
     def _dynamic(self, tensor: str) -> list[int]:
-        """The dimensions of a tensor whose sizes are parameters."""
+        """The dimensions of a tensor whose sizes are dynamic."""
         places = ((rows.place(tensor), rows.depth) for rows in self.axes)
         return [place + n for place, depth in places if place is not None for n in range(depth)]
 
     def _lay_out(self, t: BoundTensor, given: tuple[int, ...] | None) -> BoundTensor:
-        """A tensor of the def with its strides, and numbers for those that are none."""
+        """A tensor of the def with its strides; `open_strides` chooses numbers for dynamic ones."""
         classes = given if given is not None else self._own_classes(t)
         opened = [d for d, stride in enumerate(classes) if stride in (PACKED, GIVEN)]
         return replace(t, strides=open_strides(t.shape, classes, opened, self._dynamic(t.name)))
@@ -116,9 +118,10 @@ class RangeFinder:
         """The key of the range kernel for a call; None if only a kernel for exact sizes can serve it.
 
         Args:
-            sizes: of the call, and its scalars. dynamic: the sizes that are not to be part of the kernel, with the
-                values that many calls have.
-            tensors: the arguments, and where to write. strides: theirs, as `canonical_strides` has them.
+            sizes: the sizes and scalars of the call.
+            dynamic: the sizes that should not be constants of the kernel, with their typical values (0: unknown).
+            tensors: the arguments, followed by the tensors in `out`.
+            strides: the `canonical_strides` of `tensors`.
         """
         for merge in (True, False):
             known = self.find_axes(tuple(dynamic), sizes, merge=merge)
@@ -145,7 +148,7 @@ class RangeFinder:
         return None if None in found else tuple(s for s in found if s is not None)
 
     def find_axes(self, names: tuple[str, ...], sizes: Mapping[str, int], *, merge: bool = True) -> row_axes.FoundAxes:
-        """The axes of rows that the sizes `names` count, as many as possible; other sizes are fixed by `sizes`."""
+        """The axes that the sizes `names` count, as many as possible; other sizes have the values in `sizes`."""
         while names:
             fixed = tuple((n, v) for n, v in sizes.items() if n not in names)
             found = self._axes.get((names, fixed, merge), lambda n=names, f=fixed: self._find(n, dict(f), merge))  # type: ignore[misc]
@@ -162,7 +165,7 @@ class RangeFinder:
 
 
 class RangeLauncher:
-    """A loaded kernel for any number of rows, in place of a `CpuLauncher`."""
+    """Runs a range kernel; has the interface of `CpuLauncher`."""
 
     def __init__(self, compiled: CompiledRangeKernel) -> None:
         self._compiled = compiled
@@ -178,7 +181,7 @@ class RangeLauncher:
         self._type = ctypes.c_int64 * (len(self._sizes) + len(self._strides))
 
     def run(self, *tensors: Tensor) -> None:
-        """Run on the inputs followed by the outputs, which must fit the operands and not overlap."""
+        """Run on the inputs followed by the outputs, which must fit the kernel and not overlap. Raises RangeError."""
         compiled = self._compiled
         values = self._type(
             *(tensors[k].shape[d] for k, d in self._sizes), *(tensors[k].stride(d) for k, d in self._strides)
@@ -191,7 +194,7 @@ class RangeLauncher:
 def compile_range_kernel(
     function: Function, key: RangeKey, options: CpuOptions, target: CpuTarget
 ) -> CompiledRangeKernel | None:
-    """The kernel of a key, from the cache or compiled now; None if the def cannot have one."""
+    """The range kernel of a key, from the cache or compiled now; None if the def cannot have one."""
     from . import persistent_kernel_cache
 
     try:

@@ -1,4 +1,4 @@
-"""The signature of a def for people: its text, its documentation, its Python signature."""
+"""The signature of a def for users: as text, as a docstring, and as a Python signature."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def format_declaration(symbol: Symbol, sizes: tuple[str, ...] | None = None) -> 
 
 @lru_cache(maxsize=64)
 def return_sizes(function: Function) -> Mapping[str, tuple[str, ...]]:
-    """The sizes of each output as formulas, such as `N - K + 1`; as declared if they depend on numbers."""
+    """The sizes of each output as formulas, such as `N - K + 1`; as declared if they depend on scalars."""
     try:
         shape = symbolic_ranges(function).shape
     except RangeError:
@@ -50,7 +50,7 @@ def format_returns(function: Function) -> tuple[str, ...]:
 
 
 def format_signature(function: Function) -> str:
-    """One line: `matmul(float32(M,K) A, float32(K,N) B) -> (float32(M,N) C)`."""
+    """The signature in one line: `matmul(float32(M,K) A, float32(K,N) B) -> (float32(M,N) C)`."""
     taken = ", ".join(format_declaration(p) for p in function.parameters)
     return f"{function.name}({taken}) -> ({', '.join(format_returns(function))})"
 
@@ -86,7 +86,7 @@ def _indent_lines(lines: Iterable[str]) -> str:
 
 
 def python_signature(function: Function) -> inspect.Signature:
-    """How Python calls the operator: tensors by position, in/out outputs and `out` by keyword."""
+    """The Python signature of the operator: tensors by position, in/out outputs and `out` by keyword."""
     required = [p.name for p in function.inouts]
     keywords = required if "out" in required else [*required, "out"]
     parameters: dict[str, inspect.Parameter] = {}

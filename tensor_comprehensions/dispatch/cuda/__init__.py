@@ -1,1 +1,1 @@
-"""The way of a call on a GPU: the same steps as on the CPU, on one CUDA device or for none."""
+"""Calls on CUDA devices, with the same steps as on the CPU, and kernels for GPUs that are not present."""

@@ -1,4 +1,4 @@
-"""Arguments of a call as tensors on one CUDA device that a kernel can read and write in place.
+"""Convert the arguments of a call to tensors on one CUDA device that a kernel can read and write in place.
 
 Invariant: an invalid argument is found before any launch.
 """
@@ -36,7 +36,7 @@ KIND = "cuda"
 
 
 def is_any_on_device(values: Sequence[object]) -> bool:
-    """Whether any of them is a tensor on a CUDA device, or an array that another library has there."""
+    """Whether any value is a tensor on a CUDA device, or an array of another library on one."""
     return any(v.device.type == KIND if isinstance(v, Tensor) else is_device_array(v) for v in values)
 
 
@@ -63,12 +63,12 @@ def import_arrays(
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Whether its memory is aligned for vectors."""
+    """Whether the address of a tensor is a multiple of `ALIGNMENT` bytes."""
     return x.data_ptr() % ALIGNMENT == 0
 
 
 def resolve_gpu_target(wanted: GpuTarget | str | None) -> GpuTarget:
-    """The target with this name; None: that of torch's current CUDA device.
+    """The target with this name; None is the target of torch's current CUDA device.
 
     Raises ArgumentError for an unknown name, and if there is no device.
     """
@@ -87,14 +87,14 @@ def resolve_gpu_target(wanted: GpuTarget | str | None) -> GpuTarget:
 
 
 def device_of(values: Sequence[object]) -> torch.device:
-    """The CUDA device of the first of them that is on one."""
+    """The device of the first CUDA tensor in `values`, which has one."""
     return next(v.device for v in values if isinstance(v, Tensor) and v.device.type == KIND)
 
 
 def gather_on_device(
     call_signature: CallSignature, values: Sequence[object], initial: Mapping[str, object], device: torch.device
 ) -> Arguments:
-    """The arguments of a call, all on one CUDA device. Raises ArgumentError that names the first that is not."""
+    """The arguments of a call, all on one CUDA device. Raises ArgumentError that names the first invalid one."""
     check_names(call_signature, values, initial)
     inputs = tuple([to_device_tensor(device, p, v) for p, v in zip(call_signature.parameters, values, strict=True)])
     return Arguments(
@@ -115,7 +115,7 @@ def shapes_without_sync(
 
 
 def to_device_tensor(device: torch.device, expected: ParameterSpec, value: object) -> Tensor:
-    """`value` as a plain tensor on `device`; numbers are put there. Raises ArgumentError if it does not fit."""
+    """`value` as a plain tensor on `device`; only numbers are moved there. Raises ArgumentError if it does not fit."""
     if isinstance(value, Tensor) and not (value.ndim or expected.dims) and value.device.type == "cpu" != device.type:
         value = value.item()
     if not isinstance(value, Tensor):
@@ -150,7 +150,7 @@ def empty_output(bound: BoundFunction, name: str, device: torch.device) -> Tenso
 def check_out_on_device(
     bound: BoundFunction, arguments: Arguments, out: object, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """`out` as one tensor on `device` for each output. Raises ArgumentError."""
+    """Check `out`, and return one tensor on `device` for each output. Raises ArgumentError."""
     given = out if isinstance(out, tuple | list) else (out,)
     if len(given) != len(bound.returns):
         raise ArgumentError(

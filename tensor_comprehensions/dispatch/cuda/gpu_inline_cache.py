@@ -23,7 +23,7 @@ from ..inline_cache import LIMIT, MISS, is_plain_call
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedGpuCall:
-    """A kernel for calls of one layout. spans: the bytes that each tensor spans."""
+    """A launcher for calls with one layout. spans: the bytes that each tensor spans."""
 
     launcher: CudaLauncher
     spans: tuple[int, ...]
@@ -32,7 +32,7 @@ class CachedGpuCall:
 class GpuInlineCache:
     """The cached calls of one operator on one device.
 
-    They are found by layouts, by the values of specialized numbers, and by whether the call passes `out`.
+    They are found by layouts, by the values of specialized numbers, and by whether a call passes `out`.
     """
 
     def __init__(self, call_signature: CallSignature, device: torch.device) -> None:
@@ -99,7 +99,7 @@ class GpuInlineCache:
     def with_numbers(self, values: Sequence[Any]) -> list[Any]:
         """`values` with Python numbers replaced by tensors on the device.
 
-        The same number on the same stream is the same tensor; a CUDA graph under capture gets its own.
+        Calls with the same number on the same stream share a tensor; a CUDA graph under capture gets its own.
         """
         tensors = list(values)
         place = None if launch.is_capturing() else launch.current_stream(self._device.index)
@@ -123,7 +123,7 @@ class GpuInlineCache:
             return cached
         try:
             cached = self._known.get((kind, _make_layout_key(everything)))
-        except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
+        except (AttributeError, RuntimeError, TypeError):  # some arguments are not dense tensors
             return None
         if cached is not None and cached.launcher.accepts(*everything):
             self._last[kind] = cached
@@ -145,7 +145,7 @@ class GpuInlineCache:
 
 
 def scalar_to_device(device: torch.device, wanted: ParameterSpec, value: object) -> Tensor:
-    """A number as a tensor on a device, without waiting for it. Raises ArgumentError if it is no such number."""
+    """A number as a 0-d tensor on a device, without a device sync. Raises ArgumentError if `wanted` does not fit it."""
     number = to_tensor(wanted, value)
     return torch.full((), number.item(), dtype=TORCH_TYPES[wanted.dtype], device=device)
 

@@ -1,7 +1,7 @@
-"""Cached GPU kernels: their text and launches, which need no mapper.
+"""GPU kernels in the cache: their text and launches. Loading one does not import the mapper.
 
-Machine code has entries of its own, see `runtime.cuda.cubins`. The kernels of a text have the name of the def, so it is
-part of the key here.
+Machine code has entries of its own; see `runtime.cuda.cubins`. The name of the def is in the text, so it is a part of
+the key.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from ..persistent_kernel_cache import CacheAdapter, deserialize_sites, load_or_m
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """Stands for the options where the cost model chooses them."""
+    """Stands in keys for options that the cost model chooses."""
 
 
 def load_or_compile_gpu(
     function: Function, bound: BoundFunction, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
 ) -> CompiledGpuKernel:
-    """The kernel of a bound def, from the cache or made now.
+    """The kernel of a bound def, from the cache or compiled now.
 
-    aligned: for arguments at multiples of `ALIGNMENT`. Raises ArgumentError if `target` has too little of something.
+    aligned: whether the addresses of arguments are multiples of `ALIGNMENT` bytes. Raises ArgumentError as
+    `compile_gpu`.
     """
     store = current_store()
     key = None if store.mode == "off" else gpu_kernel_key(function, bound, options, target, aligned=aligned)
@@ -50,7 +51,7 @@ def load_or_compile_gpu(
 def gpu_kernel_key(
     function: Function, bound: BoundFunction, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
 ) -> Key | None:
-    """The key of a kernel's text; None if it has none, as while the text of this package changes."""
+    """The key of a kernel's text; None if it is uncacheable, for example because this package's source has changed."""
     try:
         return make_key(
             function, bound, target, options=options or AutoOptions(), alignment=ALIGNMENT if aligned else 0,

@@ -1,6 +1,6 @@
 """Operators on GPUs: kernels for tensors on a CUDA device, and for devices that are not present.
 
-Invariant: an invalid call is refused before any launch.
+Invariant: an invalid call raises before any launch.
 """
 
 from __future__ import annotations
@@ -78,9 +78,13 @@ LIMIT = 256
 
 @dataclass(slots=True, eq=False)
 class GpuKernelTable:
-    """The kernels of one def for GPUs, and those of them that are on devices of this machine.
+    """The kernels of one def for GPUs.
 
-    inline_caches: the fast paths of calls, by device and options.
+    Attributes:
+        kernels: the table of the def, which binds sizes.
+        compiled: the plans, by sizes, strides, options, target and alignment.
+        loaded: the kernels loaded on devices of this machine.
+        inline_caches: the fast paths of calls, by device and options.
     """
 
     kernels: KernelTable
@@ -103,9 +107,10 @@ class GpuKernelTable:
         *,
         aligned: bool = True,
     ) -> Plan:
-        """The plan for these sizes and strides, for tensors at multiples of `ALIGNMENT` or anywhere.
+        """The plan for these sizes and strides.
 
-        options: None for those that a search found for calls like this one, or else those of the cost model.
+        options: None uses those that a search found for calls like this one, else those of the cost model.
+        aligned: whether the addresses of all tensors are multiples of `ALIGNMENT` bytes.
         """
         if options is None and self._tuned:
             options = self._tuned.get((sizes, strides[: len(self.call_signature.parameters)], wanted))
@@ -132,7 +137,7 @@ class GpuKernelTable:
         options: GpuOptions | None,
         wanted: GpuTarget | str | None,
     ) -> GpuKernel:
-        """The kernel for these tensors, which are examples on the CPU, or on the device that it is for."""
+        """The kernel for these tensors, which are on a CUDA device, or CPU tensors that only supply shapes."""
         if options is not None and not isinstance(options, MappingOptions | TileOptions):
             raise ArgumentError(
                 f"options is {with_article(type(options).__name__)}", expected="MappingOptions(...) or TileOptions(...)"
@@ -155,9 +160,12 @@ class GpuKernelTable:
         initial: Mapping[str, object],
         options: GpuOptions | None,
     ) -> Any:
-        """The result of a call on tensors of one CUDA device. It caches the call for others like this one.
+        """The result of a call on tensors of one CUDA device, which is then added to the inline cache.
 
-        Raises ArgumentError or RangeError, and DeviceError if the device is out of memory or has failed.
+        Raises:
+            ArgumentError: an argument is invalid.
+            RangeError: a subscript leaves its tensor.
+            DeviceError: the device is out of memory or has failed.
         """
         tensors, initial, convert = import_arrays(self.call_signature, tensors, initial)
         device = device_of((*tensors, *initial.values()))
@@ -178,7 +186,7 @@ class GpuKernelTable:
         return out
 
     def direct_function(self) -> Callable[..., Any] | None:
-        """The last plan as a function that returns NotImplemented for calls that it does not accept."""
+        """The last plan as a function, which returns NotImplemented for calls that it does not accept; or None."""
         return None if self._last is None else self._last.direct_function()
 
     def set_tuned_options(
@@ -205,7 +213,7 @@ class GpuKernelTable:
         options: GpuOptions | None,
         device: torch.device,
     ) -> tuple[Tensor, ...]:
-        """The outputs, in `wanted`; in fresh memory first if a subscript check may fail."""
+        """The outputs, written to `wanted`, or to fresh memory if a subscript check may fail."""
         target = launch.device_target(device.index)
 
         def plan_for(outputs: tuple[Tensor, ...]) -> Plan:
@@ -224,7 +232,7 @@ class GpuKernelTable:
         launcher = launcher_of(plan, device, (*arguments.inputs, *arguments.initial, *wanted), make_launches)
         copy_initial_values(bound, arguments, outputs)
         launcher.run(*arguments.inputs, *outputs)
-        if all(kernel.aligned for kernel in kernels_of(plan)):  # else other tensors may have a better kernel
+        if all(kernel.aligned for kernel in kernels_of(plan)):  # else aligned tensors have a better kernel
             special = tuple(value for _, value in sizes.scalars)
             self._inline_cache_of(device, options).add(launcher, arguments, special, wanted)
         return outputs
@@ -247,9 +255,9 @@ class GpuKernel(CompiledCallable[Plan]):
 
     Attributes:
         compiled: the compiled kernel with its texts and metadata; a `MixedPlan` if it has library calls.
-        compile_seconds: the time of mapping and printing.
-        resources: kernels launched; bytes of temporaries and shared memory; threads of a block; if NVRTC is installed,
-            also registers of a thread, and bytes of local memory and of spills.
+        compile_seconds: the seconds of mapping and printing.
+        resources: launched kernels; bytes of temporaries and of shared memory; threads of a block; if NVRTC is
+            installed, also registers of a thread, and bytes of local memory and of spills.
     """
 
     def __init__(self, kernels: GpuKernelTable, compiled: Plan, options: GpuOptions | None) -> None:
@@ -275,15 +283,18 @@ class GpuKernel(CompiledCallable[Plan]):
 
     @only_tc_errors
     def source(self, kind: str = "cuda") -> str:
-        """The kernel as text of a kind: "tc", "schedule", "loops", "cuda", "sass", "opencl", or "tiles" if tensor cores
-        compute some of it. "sass" is machine code, which NVIDIA's disassembler prints."""
+        """The kernel as text of a kind: "tc", "ranges", "schedule", "tiles", "loops", "cuda", "sass" or "opencl".
+
+        "tiles" exists only if products use tensor cores. NVIDIA's disassembler prints "sass", the machine code. Raises
+        ArgumentError for other kinds.
+        """
         return self.compiled.source(kind)
 
     @only_tc_errors
     def explain(self) -> Report:
         """Explain the kernel's code: `print` the report for the short form, `save("x.html")` it for the page.
 
-        Raises ArgumentError where a library computes some of it.
+        Raises ArgumentError if the kernel has library calls.
         """
         from ...explain.gpu import explain_gpu_kernel
 
@@ -297,7 +308,7 @@ class GpuKernel(CompiledCallable[Plan]):
     def emulate(self, /, *tensors: object, **initial: object) -> Any:
         """Run the CUDA text on CPU tensors, compiled by the host's C++ compiler.
 
-        It is slow, and checks every memory access. It reports races, reads of uninitialized memory, accesses out of
+        This is slow, and checks every memory access. It reports races, reads of uninitialized memory, accesses out of
         bounds, and barriers that some threads of a block do not reach. torch computes library calls.
 
         Raises:

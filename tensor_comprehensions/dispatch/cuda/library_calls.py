@@ -1,7 +1,7 @@
-"""Statements that a library computes, and the def split around them (TC paper: library calls).
+"""Library calls: split a def at statements that are matrix products, which torch computes (TC paper).
 
-A statement that is exactly a matrix product, or a batch of them, may run in torch; the statements before and after it
-become kernels of their own, in program order, so no dependence has to be proven.
+A statement that is exactly a matrix product, or a batch of them, may run in torch. The statements before and after it
+become kernels of their own. All run in program order, so no dependence has to be analyzed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...tc_lang.transforms.extract_statements import TouchedTensors, extract_sta
 class LibraryMatmul:
     """`target = left @ right`, or a batch of such products.
 
-    target, left, right: names of tensors, each with the order in which its dimensions are (batch,) rows, columns.
+    target, left, right: (name of the tensor, the order that permutes its dimensions to [batch,] rows, columns).
     """
 
     target: tuple[str, tuple[int, ...]]
@@ -44,7 +44,7 @@ class LibraryMatmul:
         return (self.left[0], self.right[0], self.target[0])
 
     def __call__(self, left: Tensor, right: Tensor, target: Tensor) -> None:
-        """Compute it, on the current stream of the device that the tensors are on."""
+        """Compute the product on the current stream of the tensors' device."""
         factors = left.permute(self.left[1]), right.permute(self.right[1])
         getattr(torch, self.function)(*factors, out=target.permute(self.target[1]))
 
@@ -120,7 +120,7 @@ def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatm
 
 
 def _match_factor(e: f.Expr) -> tuple[str, tuple[str, ...]] | None:
-    """The tensor and the indices of a factor, below a cast to a float type, which the library does; else None."""
+    """The tensor and the indices of a factor; None if it is no plain access. The library does a cast around it."""
     if isinstance(e, f.Cast) and e.dtype.is_float:
         e = e.operand
     if not isinstance(e, f.Access) or e.guarded or not all(isinstance(i, f.Index) for i in e.subscripts):

@@ -24,12 +24,12 @@ from .device_arguments import empty_output
 from .library_calls import LibraryMatmul, split_at_library_calls
 
 Step = Callable[..., None]
-"""Computes a part, given its inputs and then its outputs."""
+"""Computes one part of a plan; takes its inputs, then its outputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPlan:
-    """A def as kernels and library calls. Has the interface of `CompiledGpuKernel`, for all of them together."""
+    """A def as a sequence of kernels and library calls, with the interface of `CompiledGpuKernel`."""
 
     bound: BoundFunction
     target: GpuTarget
@@ -50,7 +50,7 @@ class MixedPlan:
         return CompiledGpuKernel.source_kinds()
 
     def source(self, kind: str) -> str:
-        """Part after part; a product as the call that it is, in a comment."""
+        """The text of all parts in order; a library call is a comment."""
         return "\n".join(
             f"// {part}\n" if isinstance(part, LibraryMatmul) else part.source(kind) for part in self.parts
         )
@@ -65,7 +65,7 @@ def make_plan(
     target: GpuTarget,
     make: Callable[[BoundFunction, GpuOptions | None], CompiledGpuKernel],
 ) -> Plan:
-    """The plan of a bound def. make: compiles it, or a piece of it."""
+    """The plan of a bound def. make: compiles a def, or a part of it, with options."""
     if not isinstance(options, MappingOptions) or not options.match_library_calls:
         return make(bound, options)
     found = split_at_library_calls(bound)
@@ -82,12 +82,12 @@ def kernels_of(plan: Plan) -> tuple[CompiledGpuKernel, ...]:
 
 
 def has_bounds_checks(plan: Plan) -> bool:
-    """Whether kernels check accesses at run time: subscripts that are data may be out of bounds."""
+    """Whether kernels check subscripts at run time, because they depend on data."""
     return any(kernel.sites for kernel in kernels_of(plan))
 
 
 def needs_alignment(plan: Plan) -> bool:
-    """Whether tensors must start at multiples of `ALIGNMENT`."""
+    """Whether addresses of tensors must be multiples of `ALIGNMENT` bytes."""
     return any(kernel.code.aligned for kernel in kernels_of(plan))
 
 
@@ -97,7 +97,7 @@ def tensors_of(bound: BoundFunction) -> list[str]:
 
 
 def bind_steps(plan: Plan, device: torch.device, step_of: Callable[[CompiledGpuKernel], Step]) -> Step:
-    """A function that runs a plan on a device, made of the functions that `step_of` returns for its kernels."""
+    """A function that runs a plan on a device. step_of: returns the function that runs a kernel."""
     if not isinstance(plan, MixedPlan):
         return step_of(plan)
     names, between = tensors_of(plan.bound), list[str]()
@@ -120,8 +120,10 @@ def bind_steps(plan: Plan, device: torch.device, step_of: Callable[[CompiledGpuK
 
 
 def load_launches(kernel: CompiledGpuKernel, device: torch.device) -> Launches:
-    """The kernel on a device. Raises ArgumentError while a graph is captured, InternalError as
-    `launch.load_launches_on`."""
+    """Load a kernel on a device.
+
+    Raises ArgumentError while a CUDA graph is captured, InternalError as `launch.load_launches_on`.
+    """
     launch.check_not_capturing(kernel.bound.name, device)
     return launch.load_launches_on(kernel.code, kernel.cubin, device.index)
 
@@ -131,7 +133,7 @@ def launcher_of(
 ) -> CudaLauncher:
     """A launcher of a plan on the inputs followed by the outputs, for tensors like `accepted`.
 
-    loaded: see `load_launches`.
+    loaded: returns the launches of a kernel, as `load_launches` does.
     """
     bound = plan.bound
 
@@ -160,9 +162,9 @@ def launcher_of(
 
 
 def run_emulated(kernel: CompiledGpuKernel, emulated: Emulated, tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """Run the text of a kernel on its inputs and outputs, tensors on the CPU.
+    """Run the text of a kernel on CPU tensors: its inputs, then its outputs.
 
-    Returns (0, 0), or the number of a failed check and the value that it found. Raises as `Emulated`.
+    Returns (0, 0), or the number of a failed check and the subscript. Raises as `Emulated`.
     """
     bound = canonicalize(kernel.bound)
     roles = {t.name: t.role for t in bound.tensors}

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TileKernel:
-    """A tile kernel for any sizes, made by `tc.tile_kernel`. A call on CUDA tensors compiles it once per sizes."""
+    """A tile kernel for any sizes, made by `tc.tile_kernel`. Calls compile it once for each combination of sizes."""
 
     def __init__(self, program: TileProgram) -> None:
         self.program = program
@@ -55,9 +55,9 @@ class TileKernel:
         """The kernel for inputs of these sizes.
 
         Args:
-            inputs: the tensors of the header, in order; only their sizes and types count.
-            target: as "cuda:sm_80"; by default the device of the inputs.
-            parameters: of the function, after its tensors.
+            inputs: the tensors of the header, in order; only their sizes and types matter.
+            target: a target or its name, such as "cuda:sm_80"; None: the device of the inputs.
+            parameters: values of the function's parameters after its tensors.
 
         Raises:
             ArgumentError: the inputs disagree with the header, or the program cannot be decomposed for the target.
@@ -139,7 +139,10 @@ class CompiledTileKernel:
 
     @only_tc_errors
     def source(self, kind: str = "tiles") -> str:
-        """The kernel as text: "tiles", in the notation of the paper, "loops", "cuda" or "sass", its machine code."""
+        """The kernel as text of a kind: "tiles" (the paper's notation), "loops", "cuda" or "sass" (machine code).
+
+        Raises ArgumentError for other kinds.
+        """
         if kind not in _SOURCES:
             raise ArgumentError(f"there is no source {kind!r}", expected=", ".join(_SOURCES))
         return _SOURCES[kind](self)
@@ -172,10 +175,10 @@ class CompiledTileKernel:
 
     @property
     def resources(self) -> dict[str, int]:
-        """Blocks, also of a cluster, threads and bytes of shared memory per block, and `bank_turns`.
+        """Blocks of the grid and of a cluster, threads and bytes of shared memory per block, and `bank_turns`.
 
-        `bank_turns` are extra turns for bank conflicts. If NVRTC is installed, also registers, bytes of local memory
-        and bytes of spills per thread.
+        `bank_turns` counts the extra turns that bank conflicts cost. If NVRTC is installed, also registers, bytes of
+        local memory and bytes of spills per thread.
         """
         (kernel,) = self.code.kernels
         found = {
@@ -198,8 +201,8 @@ class CompiledTileKernel:
 
         Raises:
             ArgumentError: no C++ compiler is installed, or the inputs have other sizes or types.
-            InternalError: a race, a read of uninitialized memory, or an access out of bounds; with tensor, thread and
-                line.
+            InternalError: a race, a read of uninitialized memory, or an access out of bounds; the message has the
+                tensor, the thread and the line.
         """
         self._check(inputs)
         outputs = self._empty("cpu")
@@ -258,7 +261,7 @@ class CompiledTileKernel:
 
 
 def _find_common_device(name: str, inputs: tuple[Any, ...], suggestion: str) -> torch.device:
-    """The CUDA device of all inputs. Raises ArgumentError: a kernel that gets another address breaks the device."""
+    """The CUDA device of all inputs. Raises ArgumentError if there is none, since other addresses break the device."""
     devices = {x.device for x in inputs if isinstance(x, Tensor)}
     device = next(iter(devices), None)
     if device is None or len(devices) > 1 or device.type != device_arguments.KIND:
@@ -270,7 +273,7 @@ def _find_common_device(name: str, inputs: tuple[Any, ...], suggestion: str) -> 
 
 
 def _as_numpy(x: Tensor) -> np.ndarray[Any, Any]:
-    """The memory of a tensor; bfloat16 as its bits."""
+    """The memory of a tensor as an array; bfloat16 as uint16."""
     bits: np.ndarray[Any, Any] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return bits
 

@@ -1,4 +1,4 @@
-"""Sparse tensors as a caller holds them: storage, conversions, other libraries' kinds, files.
+"""Calls with sparse operands, and `SparseTensor`: storage, conversions, tensors of other libraries, files.
 
-Invariant: the parts of a `SparseTensor` keep the rules of its format, which `verify.py` checks once.
+Invariant: a kernel gets only tensors whose arrays obey their format, which `check_storage.py` checks once per pattern.
 """

@@ -1,4 +1,4 @@
-"""Arrays, shapes and types that users give to make sparse tensors: taken as they are, converted, or refused by name."""
+"""Check and convert the arrays, shapes and types from which users make sparse tensors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LARGEST = 2**63 - 1
 
 
 def to_plain_tensor(x: Any, what: str) -> Tensor:
-    """`x` as a tensor: itself, the memory of a NumPy array, or a copy of anything else that `torch.as_tensor` takes.
+    """`x` as a tensor: itself, in the memory of a NumPy array, or whatever else `torch.as_tensor` makes of it.
 
     Raises:
-        ArgumentError: torch makes no tensor of it; the error calls it `what`.
+        ArgumentError: torch cannot convert `x`; the message calls it `what`.
     """
     if isinstance(x, np.ma.MaskedArray):
         raise ArgumentError(f"{what} is a masked array", suggestion="pass x.filled(value)")
@@ -46,7 +46,7 @@ def check_shape(shape: object) -> tuple[int, ...]:
 
 
 def check_index_type(dtype: object, shape: tuple[int, ...]) -> None:
-    """Raises ArgumentError if positions and coordinates cannot have this type for a tensor of this shape."""
+    """Check that pos and crd can have this type for a tensor of this shape. Raises ArgumentError."""
     if dtype is None:
         return
     if dtype not in INDEX_TYPES:

@@ -1,4 +1,4 @@
-"""Checks that the parts of a sparse tensor keep the rules of its format, before a kernel trusts them."""
+"""Check that the arrays of a sparse tensor obey its format, before a kernel trusts them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_parts(
     """Check types, lengths, order and range of every array; error messages call the tensor `name`.
 
     Raises:
-        ArgumentError: with the level, the place and the value, and the expected one.
+        ArgumentError: an array violates the format; the message has the level, the position and the value.
     """
     _check_shape(format, shape, levels, name)
     extents, positions = format.extents(shape), 1
@@ -52,7 +52,7 @@ def check_parts(
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """A level of a tensor."""
+    """A level of a tensor, for error messages."""
 
     name: str
     level: int
@@ -79,9 +79,9 @@ def _check_shape(format: Format, shape: Sequence[int], levels: Sequence[object],
 
 
 def _check_array(x: object, what: str, extent: int, where: _Where) -> Any:
-    """Check the type and the shape of an array; returns what its content is checked with.
+    """Check the type and the shape of an array. Returns the array for the checks of its content.
 
-    That is NumPy for plain tensors in the memory of the CPU: an operation on a short one takes it a fifth of the time.
+    A plain CPU tensor becomes a NumPy array, on which operations take a fifth of the time if it is short.
     """
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.ndim != 1:
         raise where.error(f"needs {what} as a tensor of one dimension", found=_describe(x))
@@ -100,7 +100,7 @@ def _describe(x: object) -> str:
 
 
 def _check_positions(x: object, count: int, parents: int, where: _Where) -> Any:
-    """Check pos; returns whether each coordinate but the first has the same parent as the one before it."""
+    """Check pos. Returns for each coordinate but the first whether it has the same parent as the one before it."""
     pos = _check_array(x, "pos", 0, where)
     if len(pos) != parents + 1:
         raise where.error(
@@ -129,7 +129,7 @@ def _check_positions(x: object, count: int, parents: int, where: _Where) -> Any:
 
 
 def _check_coordinates(level: LevelFormat, crd: Any, extent: int, same: Any, where: _Where) -> None:
-    """In range, and where neighbors share their parents in order."""
+    """Check that coordinates are in range, and sorted below each parent. same: from `_check_positions`."""
     if (n := _find_first((crd < 0) | (crd >= extent))) is not None:
         raise where.error(
             f"has the coordinate crd[{n}] = {int(crd[n])}", expected=f"0 to {extent - 1}", found=str(int(crd[n]))
@@ -139,7 +139,7 @@ def _check_coordinates(level: LevelFormat, crd: Any, extent: int, same: Any, whe
     wrong = _find_first(same & ((crd[1:] <= crd[:-1]) if level.unique else (crd[1:] < crd[:-1])))
     if wrong is None:
         return
-    # Of several mistakes, an order that goes back is the one that explains the others.
+    # A wrong order also causes repetitions, so it is reported first.
     if (n := _find_first(same & (crd[1:] < crd[:-1]))) is not None:
         raise where.error(
             f"is not sorted: crd[{n + 1}] = {int(crd[n + 1])} after {int(crd[n])}",
@@ -154,7 +154,7 @@ def _check_coordinates(level: LevelFormat, crd: Any, extent: int, same: Any, whe
 
 
 def check_values(format: Format, shape: Sequence[int], positions: int, values: Tensor, name: str) -> None:
-    """Check that there are as many values as `positions` of the last level that is not dense, with the dense tail."""
+    """Check the shape of the values: `positions` of the last level that is not dense, and the dense tail."""
     if not isinstance(values, Tensor) or values.layout is not torch.strided:
         raise ArgumentError(f"the values of {name} are not a plain tensor", found=type(values).__name__)
     tail = format.tail(shape)
@@ -168,5 +168,5 @@ def check_values(format: Format, shape: Sequence[int], positions: int, values: T
 
 
 def _find_first(wrong: Any) -> int | None:
-    """The first true element of an array of NumPy or torch."""
+    """The index of the first true element of a NumPy array or a tensor; None if all are false."""
     return int((wrong * 1).argmax()) if bool(wrong.any()) else None

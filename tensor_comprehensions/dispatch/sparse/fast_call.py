@@ -1,8 +1,8 @@
-"""The fast path of a call like an earlier one: the same sparsity patterns and sizes, so results of known sizes.
+"""The fast path of calls with sparse operands that have the patterns and sizes of an earlier call.
 
-The results of the slow path's checks are compared, not computed again; other calls go to the slow path. Patterns are
-compared here, by the memory and the version of their arrays. The machine code of dense calls compares types, sizes,
-strides and autograd state, makes the arrays of the results, and runs the phases of the kernel.
+The results of such a call have known sizes, and its checks need not be repeated; other calls go to the slow path.
+Patterns are compared here, by the memory and the version of their arrays. The machine code of dense calls compares
+types, sizes, strides and autograd state, allocates the arrays of the results, and runs the first phase of the kernel.
 
 Invariant: no kernel writes beyond a result, even if NumPy has changed a pattern, which no version shows. Arrays are as
 large as operands of these lengths may need, or the counts of an earlier phase are compared first.
@@ -35,7 +35,7 @@ _PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], 
     torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices),
     torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices),
 }
-"""Layouts of torch whose parts are read here."""
+"""The layouts of torch that the fast path supports, with the functions that return pos and crd."""
 
 
 class _KnownArray:
@@ -48,10 +48,10 @@ class _KnownArray:
         self.storage = weakref.ref(x.untyped_storage())
 
     def is_same_content(self, x: Tensor) -> bool:
-        """Whether an array has the same memory with the same content; its type and length are compared elsewhere."""
+        """Whether an array has the same memory and version. Its type and length are compared elsewhere."""
         return (
             type(x) is Tensor
-            and x.layout is torch.strided  # others have no address
+            and x.layout is torch.strided  # other layouts have no address
             and x._version == self.version
             and x.data_ptr() == self.address
             and self.storage() is not None
@@ -59,7 +59,7 @@ class _KnownArray:
 
 
 class _KnownSparse:
-    """A known sparse operand: an object of one class, whose layout or format is `form`."""
+    """The pattern of a sparse operand: a `SparseTensor` of the format `form`, or torch's tensor of layout `form`."""
 
     __slots__ = ("count", "form", "levels", "parts", "shape")
 
@@ -75,7 +75,7 @@ class _KnownSparse:
         ]
 
     def append_parts(self, x: Any, found: list[Tensor]) -> bool:
-        """Append the arrays and the values of an operand with the same pattern; whether it has that."""
+        """Append the arrays and the values of `x` to `found`. Returns False if `x` has another pattern."""
         if self.parts is None:
             if type(x) is not SparseTensor or x.format is not self.form or x.shape != self.shape:
                 return False
@@ -123,9 +123,9 @@ class ArraySlice:
 
 @dataclass(frozen=True, slots=True)
 class KnownResult:
-    """How to build a result from the arrays that a kernel takes and those that the call makes.
+    """How to build a result from the arrays that a kernel takes and those that the call allocates.
 
-    format: None of a dense result, which has no levels.
+    format: None for a dense result, which has no levels.
     """
 
     format: Format | None
@@ -146,7 +146,7 @@ class KnownResult:
 
 @dataclass(frozen=True, slots=True)
 class KnownCount:
-    """A count of elements that a kernel stores at `totals[slot]`. phase: the last phase after which it is compared."""
+    """A count of elements that a kernel stores at `totals[slot]`, to compare with `value` after the phase `phase`."""
 
     slot: int
     value: int
@@ -154,22 +154,22 @@ class KnownCount:
 
 
 class _ThreadTotals(threading.local):
-    """The counts of a call. Several threads may call at the same time."""
+    """The array `totals` of a call, one per thread, since several threads may call at the same time."""
 
     def __init__(self, like: Tensor) -> None:
         self.array = torch.zeros_like(like)
 
 
 class FastCall:
-    """Accepts calls like one that has succeeded.
+    """Serves calls like one that has succeeded.
 
     Args:
         executables: the phases, which take the same arrays.
         sizes, totals: the arrays that kernels take first; each thread has its own `totals`.
-        operands: for each argument the given value, and the tensor that the kernel takes.
-        made: arrays like those that the kernel takes last, which each call makes.
-        results: those of the call. Arrays are numbered in the order `sizes`, `totals`, operands, `made`.
-        counts: the counts that `totals` must have for the results to fit into `made`, and to be as long as known.
+        operands: for each argument, the value that the caller passed, and the tensor that the kernel takes.
+        made: examples of the arrays that the kernel takes last, which each call allocates.
+        results: the results of the call. Arrays are numbered in the order `sizes`, `totals`, operands, `made`.
+        counts: the counts that `totals` must have so that the results fit into `made`, and have the known lengths.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class FastCall:
 
     @run_outside_graphs("calls with sparse operands run outside of graphs")
     def __call__(self, *values: Any) -> Any:
-        """The result, or NotImplemented."""
+        """The result, or NotImplemented for other calls."""
         if len(values) != self._count:
             return NotImplemented
         parts = [self._sizes, self._totals.array]
@@ -214,7 +214,7 @@ class FastCall:
         return made if self._results is None else self._finish(self._results, parts, made)
 
     def _finish(self, results: Sequence[KnownResult], parts: list[Tensor], made: Tensor | tuple[Tensor, ...]) -> Any:
-        """Run the other phases, and build the results."""
+        """Run the other phases, and build the results; NotImplemented if a count differs."""
         arrays = [*parts, *made] if isinstance(made, tuple) else [*parts, made]
         totals = arrays[1]
         if not self._has_known_counts(0, totals):
@@ -228,7 +228,7 @@ class FastCall:
         return found[0] if len(found) == 1 else tuple(found)
 
     def _has_known_counts(self, phase: int, totals: Tensor) -> bool:
-        """Whether the counts after a phase are those of the call that this one is like."""
+        """Whether the counts after a phase are the known ones."""
         counts = self._counts[phase]
         if not counts:
             return True
@@ -237,14 +237,14 @@ class FastCall:
 
 
 class FastCalls:
-    """The fast paths for calls of one def, the latest one first; others by patterns and sizes."""
+    """The fast paths for calls of one def: the last one used is tried first, others are found by patterns and sizes."""
 
     def __init__(self) -> None:
         self._latest: FastCall | None = None
         self._others: dict[tuple[object, ...], FastCall] = {}
 
     def add(self, call: FastCall, values: Sequence[Any]) -> None:
-        """Use `call` for calls like that with `values`."""
+        """Use `call` for calls like the one with `values`."""
         key = _make_key(values)
         self._others.pop(key, None)
         drop_oldest(self._others, MOST_PATTERNS)
@@ -252,7 +252,7 @@ class FastCalls:
 
     @run_outside_graphs("calls with sparse operands run outside of graphs")
     def __call__(self, *values: Any) -> Any:
-        """The result, or NotImplemented."""
+        """The result, or NotImplemented if no fast path serves the call."""
         latest = self._latest
         if latest is None:
             return NotImplemented
@@ -281,31 +281,31 @@ def _make_operand_key(x: Any) -> object:
 
 
 MOST_PATTERNS = 64
-"""The maximum calls of one def that have fast paths."""
+"""Most fast paths of one def."""
 SPARE = 2
-"""An array may have this many times the elements of a result before it is copied to its exact size."""
+"""An array with more than so many times the elements of a result is copied to the exact size."""
 SPARE_BYTES = 4096
-"""An array of so many bytes is not copied: a copy takes longer than a call may."""
+"""Arrays of up to so many bytes are not copied, since a copy would take a large part of the time of a call."""
 
 
 def drop_oldest(kept: dict[Any, Any], most: int) -> None:
-    """Make room for an entry of a dict of at most `most`, which other threads may change."""
+    """Drop the oldest entries of a dict until it has less than `most`; other threads may change it meanwhile."""
     while len(kept) >= most:
         kept.pop(next(iter([*kept])), None)
 
 
 def trim_array(x: Tensor, count: int) -> Tensor:
-    """The first elements of an array, as a copy if most of its memory would be wasted."""
+    """The first `count` elements of an array, copied if a view would waste most of the memory."""
     return x[:count] if len(x) <= SPARE * count or x.nbytes <= SPARE_BYTES else x[:count].clone()
 
 
 def list_storage_arrays(t: SparseTensor) -> list[Tensor]:
-    """The arrays of the levels, and the values."""
+    """The arrays of the levels, followed by the values."""
     return [x for level in t.levels if level is not None for x in level if x is not None] + [t.values]
 
 
 def _make_native_call(executable: Executable, taken: Sequence[Tensor], made: Sequence[Tensor]) -> Callable[..., Any]:
-    """A function in machine code that runs a kernel on tensors like `taken`, and makes and returns some like `made`."""
+    """A function in machine code that runs a kernel on tensors like `taken`; allocates and returns ones like `made`."""
     guards = tuple(map(_make_tensor_guard, taken))
     outputs = tuple(NewOutput(_make_tensor_guard(x), x.nbytes) for x in made)
     spans = tuple(x.nbytes for x in taken)
@@ -320,7 +320,7 @@ def _make_tensor_guard(x: Tensor) -> TensorGuard:
 
 
 class _PythonFastCall:
-    """The same in Python, for systems without machine code for calls."""
+    """As `_make_native_call` in Python, for systems without machine code for calls."""
 
     def __init__(self, executable: Executable, taken: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         self._executable = executable

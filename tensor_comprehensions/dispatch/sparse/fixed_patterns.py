@@ -1,4 +1,4 @@
-"""Calls whose operands have the stored places of an earlier call: the places of the results are known."""
+"""Assembled calls: operands have the patterns of an earlier call, so the patterns of the results are known."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .sparse_tensor import Level, SparseTensor
 
 
 class FixedPatterns:
-    """The stored places of the results of a call, for calls with operands of the same places and sizes.
+    """Runs calls whose operands have the patterns and sizes of the first call.
 
-    levels: of the sparse results, by name.
+    Attributes:
+        levels: the levels of the sparse results, by name.
     """
 
     def __init__(self, kernels: SparseKernels, call: SparseCall) -> None:
@@ -32,10 +33,10 @@ class FixedPatterns:
         self._counts = None if follows_values else counts
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
-        """The results of the def, by name; sparse results share the arrays of their places.
+        """The results of the def, by name; sparse results share the arrays in `levels`.
 
         Raises:
-            ArgumentError: an operand has other places or another size than in the first call.
+            ArgumentError: an operand has another pattern or size than in the first call.
         """
         self._check(call)
         results = self._kernels.run(call, self._counts)
@@ -75,7 +76,7 @@ def _list_array_versions(levels: Sequence[Level]) -> list[int]:
 
 
 def are_equal_levels(a: Sequence[Level], b: Sequence[Level]) -> bool:
-    """Whether levels of one format hold the same numbers."""
+    """Whether two lists of levels, of the same format, have equal arrays."""
     return all(
         x is y or (x is not None and y is not None and all(map(_is_equal, x, y))) for x, y in zip(a, b, strict=True)
     )

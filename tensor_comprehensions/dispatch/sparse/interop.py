@@ -1,4 +1,4 @@
-"""Sparse tensors of other libraries: torch's five layouts and SciPy's arrays, in and out, sharing memory."""
+"""Convert sparse tensors from and to torch's five sparse layouts and SciPy's arrays, sharing memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def as_sparse(x: Any, format: FormatLike | None = None) -> SparseTensor:
             stored.
 
     Raises:
-        ArgumentError: `x` has another type, cannot have this format, or its arrays are malformed.
+        ArgumentError: `x` has another type, cannot have this format, or has malformed arrays.
     """
     tensor = _from_any(x, format)
     return tensor if format is None else tensor.to(format)
@@ -81,7 +81,7 @@ class _Alias(torch.autograd.Function):
 
 
 def _without_base(values: Tensor) -> Tensor:
-    """The values of a torch sparse tensor, but not as a view: Dynamo accepts no views of sparse tensors."""
+    """The values of a torch sparse tensor, but not as a view, since Dynamo accepts no views of sparse tensors."""
     if values.requires_grad and torch.is_grad_enabled():
         return cast("Tensor", _Alias.apply(values))  # type: ignore[no-untyped-call]
     return values.detach()
@@ -124,7 +124,7 @@ def from_torch(x: Tensor) -> SparseTensor:
 
 
 def _from_coo(x: Tensor) -> SparseTensor:
-    if type(x) not in PLAIN:  # torch traces them as if they stored no elements
+    if type(x) not in PLAIN:  # torch traces COO tensors as if they stored no elements
         raise ArgumentError("torch does not trace COO tensors", suggestion="pass tc.as_sparse(x) instead of x")
     if not x.is_coalesced():
         get_logger("sparse").debug("an uncoalesced tensor of the shape %s is coalesced", tuple(x.shape))
@@ -143,7 +143,7 @@ def _from_coo(x: Tensor) -> SparseTensor:
 
 
 def _check_coordinates(x: Tensor) -> None:
-    """Raises ArgumentError if an uncoalesced tensor has coordinates out of range, on which torch crashes."""
+    """Check that the coordinates of an uncoalesced tensor are in range, or torch crashes. Raises ArgumentError."""
     for d, (row, extent) in enumerate(zip(x._indices(), x.shape, strict=False)):
         outside = (row < 0) | (row >= extent)
         if bool(outside.any()):
@@ -190,9 +190,9 @@ def is_scipy(x: object) -> bool:
 
 
 def from_scipy(x: Any) -> SparseTensor:
-    """A SciPy array in its own format, sharing its arrays. Unsorted or repeated indices are made canonical in a copy.
+    """A SciPy array in its own format, sharing its arrays; DIA, LIL and DOK become CSR.
 
-    DIA, LIL and DOK become CSR. The arrays are not checked.
+    Unsorted indices are sorted and repeated ones summed, in a copy. Otherwise the arrays are not checked.
     """
     if x.format not in ("csr", "csc", "bsr", "coo"):
         get_logger("sparse").debug("a SciPy array of the format %s becomes csr", x.format)
@@ -217,7 +217,7 @@ def from_scipy(x: Any) -> SparseTensor:
 
 
 def _can_be_walked(x: Any) -> bool:
-    """Whether the positions of a SciPy array lie within its indices, which SciPy does not check."""
+    """Whether the positions (`indptr`) of a SciPy array are valid for its indices, which SciPy does not check."""
     pos = x.indptr
     parents = x.shape[x.format == "csc"] // (x.blocksize[0] if x.format == "bsr" else 1)
     return bool(len(pos) == parents + 1 and pos[0] == 0 and pos[-1] <= len(x.indices) and (pos[1:] >= pos[:-1]).all())

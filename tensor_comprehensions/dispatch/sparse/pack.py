@@ -41,7 +41,7 @@ def to_coordinates(t: SparseTensor) -> Tensor:
 
 
 def _join_blocks(format: Format, by_level: list[Tensor], count: int, device: torch.device) -> Tensor:
-    """The coordinates of the dimensions, from those of the levels."""
+    """The coordinates of the dimensions, (rank, count), from those of the levels."""
     if not by_level:
         return torch.zeros((0, count), dtype=torch.int64, device=device)
     split = [by_level[format.order.index(d)] for d in range(len(by_level))]
@@ -59,7 +59,7 @@ def from_coordinates(
     index_dtype: torch.dtype | None,
     reduction: str = "+",
 ) -> SparseTensor:
-    """See `SparseTensor.from_coordinates`; `reduction` combines the elements of one place."""
+    """See `SparseTensor.from_coordinates`; `reduction` combines elements with the same coordinates."""
     _check_places(places, values, shape, format)
     keys, extents, depth = _split_blocks(places, format), format.extents(shape), format.depth
     order = _compute_lexicographic_order(keys[:depth], extents[:depth], values)
@@ -74,7 +74,7 @@ def from_sorted_coordinates(
     index_dtype: torch.dtype | None,
     reduction: str = "+",
 ) -> SparseTensor:
-    """As `from_coordinates` for coordinates that are right, and in the order of the format."""
+    """As `from_coordinates` for coordinates that are in range, and sorted in the order of the format."""
     return _pack(_split_blocks(places, format), values, shape, format, index_dtype, reduction)
 
 
@@ -86,7 +86,7 @@ def _pack(
     index_dtype: torch.dtype | None,
     reduction: str,
 ) -> SparseTensor:
-    """A tensor of sorted elements, whose coordinates by level are `keys`."""
+    """A tensor of sorted elements; `keys` has their coordinates for each level."""
     from .sparse_tensor import SparseTensor
 
     dtype = _index_dtype(index_dtype, shape, len(values))
@@ -138,7 +138,7 @@ def _split_blocks(places: Tensor, format: Format) -> list[Tensor]:
 
 
 def _compute_lexicographic_order(keys: list[Tensor], extents: tuple[int, ...], values: Tensor) -> Tensor:
-    """A stable order of `values` by the first key, then by the second, and so on."""
+    """The permutation that sorts `values` by the first key, then by the second, and so on; it is stable."""
     order = torch.arange(len(values), device=values.device)
     pending: list[Tensor] = []
     room, joined = 2**62, None
@@ -157,9 +157,12 @@ def _compute_lexicographic_order(keys: list[Tensor], extents: tuple[int, ...], v
 
 @dataclass(slots=True)
 class _Builder:
-    """Builds one level after the other of sorted elements.
+    """Builds the levels of sorted elements, outermost first.
 
-    nodes: the position of each element in the level above. count: the positions of that level.
+    Attributes:
+        nodes: the position of each element in the level above.
+        count: the number of positions of the level above.
+        dtype: the type of the arrays.
     """
 
     nodes: Tensor
@@ -167,7 +170,7 @@ class _Builder:
     dtype: torch.dtype
 
     def add(self, format: Format, n: int, keys: list[Tensor], extent: int) -> Level:
-        """The arrays of level `n`, whose coordinates are `keys[n]`."""
+        """Build the arrays of level `n` for the coordinates `keys[n]`. Raises ArgumentError if it cannot hold them."""
         level, key = format.levels[n], keys[n]
         if level.is_dense:
             self.nodes, self.count = self.nodes * extent + key, self.count * extent
@@ -195,10 +198,10 @@ class _Builder:
         return crd
 
     def _begins(self, format: Format, n: int, keys: list[Tensor]) -> Tensor:
-        """Which elements begin a position of the compressed level `n`.
+        """A mask of the elements that begin a new position of the compressed level `n`.
 
-        Below repeated coordinates, singletons also distinguish positions; if these may repeat, all elements are
-        distinct.
+        If coordinates of the level may repeat, the singletons below also distinguish positions; if these may repeat,
+        too, every element has its own position.
         """
         last = next((m for m in range(n, format.depth) if format.levels[m].unique), None)
         begins = torch.ones_like(self.nodes, dtype=torch.bool)
@@ -211,14 +214,15 @@ class _Builder:
 
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Types of the same width for unsigned ones, with which torch does not compute."""
+"""Signed types of the same width for unsigned types, which torch cannot compute with."""
 _REDUCE = {"*": "prod", "min": "amin", "max": "amax"}
 
 
 def _scatter_reduce_values(values: Tensor, places: Tensor, room: tuple[int, ...], reduction: str) -> Tensor:
-    """Zeros of the shape `room`, and at flat `places` the `values`, combined; 16-bit floats are added in float32.
+    """A tensor of the shape `room` with `values` combined at flat `places`, and 0 elsewhere.
 
-    A Boolean is true where one of its values is, or all of them are if `reduction` is a product or a minimum.
+    16-bit floats are added in float32. Sums and maxima of bools are their disjunction, products and minima their
+    conjunction.
     """
     count, dtype = prod(room), values.dtype
     if dtype is torch.bool:
@@ -226,7 +230,8 @@ def _scatter_reduce_values(values: Tensor, places: Tensor, room: tuple[int, ...]
         held = values.new_zeros(count).index_put((places if every else places[values],), values.new_ones(()))
         return (held.index_put((places[~values],), values.new_zeros(())) if every else held).reshape(room)
     if dtype in SIGNED:
-        zero = torch.iinfo(SIGNED[dtype]).min if reduction in ("min", "max") else 0  # so that the order is the same
+        # Flipping the sign bit keeps the order.
+        zero = torch.iinfo(SIGNED[dtype]).min if reduction in ("min", "max") else 0
         found = _scatter_reduce(values.view(SIGNED[dtype]) ^ zero, places, count, reduction, zero)
         return (found ^ zero).view(dtype).reshape(room)
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) and reduction == "+" else dtype
@@ -234,7 +239,7 @@ def _scatter_reduce_values(values: Tensor, places: Tensor, room: tuple[int, ...]
 
 
 def _scatter_reduce(values: Tensor, places: Tensor, count: int, reduction: str, initial: int = 0) -> Tensor:
-    """`count` elements: at `places` the `values`, combined, elsewhere `initial`."""
+    """A tensor of `count` elements with `values` combined at `places`, and `initial` elsewhere."""
     found = values.new_full((count,), initial)
     if reduction == "+":
         return found.index_add(0, places, values)

@@ -1,4 +1,4 @@
-"""Kernels for sparse operands from the cache: machine code and the plan of its calls."""
+"""Kernels with sparse operands in the cache: machine code and the plan of its calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..persistent_kernel_cache import CacheAdapter, load_or_make
 def load_or_compile_sparse(
     request: KernelRequest, target: CpuTarget, make: Callable[[], CompiledSparseKernel]
 ) -> CompiledSparseKernel:
-    """The kernel for a request, from the cache or made now. Raises CannotLower if `make` does."""
+    """The kernel for a request, from the cache or made now. Raises CannotLower as `make` does."""
     store = current_store()
     key = None if store.mode == "off" else _key(request, target)
     adapter = CacheAdapter(
@@ -53,13 +53,13 @@ def _key(request: KernelRequest, target: CpuTarget) -> Key | None:
 
 
 def _describe_def(function: Function) -> str:
-    """The canonical form of a def, the formats of its tensors, and a digest of it with its names."""
+    """A text for the key: the canonical form of a def, the formats of its tensors, and a digest that covers names."""
     formats = ", ".join(f"{t.name}: {t.format or 'dense'}" for t in function.tensors)
     return f"{function.canonical}\nwith {formats}\n{sha256(repr(function).encode()).hexdigest()[:32]}"
 
 
 def _content(made: CompiledSparseKernel) -> tuple[Mapping[str, Any], bytes]:
-    """The plan of calls, and the machine code of all phases, one after the other."""
+    """The metadata with the plan of calls, and the concatenated machine code of all phases."""
     facts = {"sizes": [len(c.data) for c in made.code], "symbols": [c.symbols for c in made.code]}
     function = made.plan.problem.function
     plan = replace(made.plan, problem=replace(made.plan.problem, function=replace(function, source="", canonical="")))

@@ -1,4 +1,4 @@
-"""Kernels of a sparse def for GPUs: which one a call needs, how it is launched, and how the emulator runs it."""
+"""The GPU kernels of a sparse def: find the one for a call, launch it, or run it in the emulator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RunArrays = Callable[[int, Sequence[Tensor]], None]
 
 @dataclass(slots=True, eq=False)
 class SparseGpuKernels:
-    """The kernels of one def for GPUs, and those of them that are on devices of this machine."""
+    """The GPU kernels of one def, those loaded on devices of this machine, and arrays of sizes on devices."""
 
     compiled: SingleFlightCache[Hashable, CompiledSparseGpuKernel] = field(
         default_factory=lambda: SingleFlightCache(LIMIT)
@@ -58,7 +58,7 @@ class SparseGpuKernels:
     def run(
         self, function: Function, call: SparseCall, sizes: Mapping[str, int], options: SparseOptions
     ) -> dict[str, Tensor | SparseTensor]:
-        """The results of the def for operands on a device. Raises ArgumentError if there is no kernel."""
+        """The results of the def for operands on a device, by name. Raises ArgumentError as `kernel` does."""
         assert call.device is not None
         device = call.device
         kernel = self.kernel(function, call, sizes, options, launch.device_target(device.index))
@@ -79,7 +79,7 @@ class SparseGpuKernels:
         options: SparseOptions,
         target: GpuTarget,
     ) -> CompiledSparseGpuKernel:
-        """The kernel for a call. Raises ArgumentError if there is none."""
+        """The kernel for a call. Raises ArgumentError if the def cannot be lowered for GPUs."""
         problem = make_problem(function, call, sizes, options)
 
         def make() -> CompiledSparseGpuKernel:
@@ -100,7 +100,7 @@ class SparseGpuKernels:
 def make_problem(
     function: Function, call: SparseCall, sizes: Mapping[str, int], options: SparseOptions
 ) -> SparseProblem:
-    """The input of the lowering for a call. Raises ArgumentError if no kernel can traverse an operand's format."""
+    """The input of the lowering for a call."""
     stored = with_walkable_levels(call)
     walked = _with_walkable_formats(function)
     shared = find_shared_patterns(walked)
@@ -116,7 +116,7 @@ def make_problem(
 
 
 def load_on_device(kernel: CompiledSparseGpuKernel, device: torch.device) -> tuple[Launches, ...]:
-    """The phases of a kernel on a device. Raises ArgumentError while a graph is captured, as a dense kernel does."""
+    """Load the phases of a kernel on a device. Raises ArgumentError while a CUDA graph is captured."""
     if launch.is_capturing():
         raise ArgumentError(
             f"{kernel.plan.problem.function.name} has not run in these formats on {device}, and a graph is being "
@@ -128,12 +128,12 @@ def load_on_device(kernel: CompiledSparseGpuKernel, device: torch.device) -> tup
 
 
 def launch_on_arrays(launches: Launches, arrays: Sequence[Tensor]) -> None:
-    """Launch all kernels on arrays of a device, which torch keeps until they have run."""
+    """Launch all kernels on device arrays. torch reuses the memory of a freed array only after them."""
     launches([x.data_ptr() for x in arrays])
 
 
 class GpuRun(ProgramRun):
-    """One run of a kernel for a GPU: the arrays of collected results are allocated when their elements are counted."""
+    """One run of a GPU kernel. Arrays of collected results are allocated after a phase has counted their elements."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class GpuRun(ProgramRun):
         self._starts: dict[int, Tensor] = {}
 
     def run(self, function: Function, launch: RunArrays) -> dict[str, Tensor | SparseTensor]:
-        """The results of `function`, with the formats that the caller sees, by name."""
+        """Run all phases. Returns the results of `function`, the def with the caller's formats, by name."""
         for phase in range(self.plan.num_phases):
             self._add_completed_results(phase)
             for n, r in enumerate(self.plan.results):
@@ -156,7 +156,7 @@ class GpuRun(ProgramRun):
         return {name: self._in_format(name, function.tensor(name).format) for name in function.returns}
 
     def _prepare_result(self, number: int, r: PlannedResult, phase: int) -> None:
-        """Before the phase that counts the elements of threads, room for these numbers; then, for the elements."""
+        """Allocate the counts per thread before the phase that counts, then the elements before the next phase."""
         if phase == r.phase - 1:
             self._starts[number] = torch.zeros(self._threads + 1, dtype=torch.int64, device=self.call.device)
         if phase == r.phase:
@@ -193,7 +193,7 @@ class GpuRun(ProgramRun):
 
 
 def count_lanes(call: SparseCall) -> int:
-    """How many lanes share a row: the average number of its elements, rounded down to a power of two."""
+    """How many lanes share a row, from 2 to `WARP_THREADS`: the average elements of a row, rounded down to 2^n."""
     longest = 2
     for t in call.sparse.values():
         counts = [len(level[1]) for level in t.levels if level is not None]
@@ -207,10 +207,10 @@ def count_lanes(call: SparseCall) -> int:
 
 
 def with_walkable_levels(call: SparseCall) -> SparseCall:
-    """The call with a position for each row of operands that repeat coordinates, as COO does.
+    """The call with operands that repeat coordinates, as COO does, in formats with one position per coordinate.
 
-    Their values stay in place: levels with one position for each coordinate have the same elements in the same order.
-    Only elements that are stored several times are added up, in a copy.
+    Their values stay in place, because such formats have the same elements in the same order. Only operands that may
+    store an element several times are copied, to add up the repetitions.
     """
     wrong = {n: t for n, t in call.sparse.items() if walkable_format(t.format) != t.format}
     if not wrong:
@@ -230,7 +230,7 @@ def _convert_to_walkable(t: SparseTensor, structure: Structure | None) -> Sparse
 
 
 def walkable_format(format: Format) -> Format:
-    """The format that stores each coordinate once, by compressed levels where this one repeats them."""
+    """The format of the same elements that stores each coordinate once: compressed levels instead of repetitions."""
     unique = format.with_unique_elements
     is_walkable = all(level.unique for level in unique.levels[: unique.depth]) and not unique.repeats_padding
     return unique if is_walkable else unique.with_compressed_levels
@@ -248,13 +248,13 @@ def _with_walkable_formats(function: Function) -> Function:
 
 
 class SparseGpuKernel(CompiledCallable[CompiledSparseGpuKernel]):
-    """A kernel of an operator with sparse operands for a GPU: for operands in given formats, of any sizes.
+    """A GPU kernel of an operator for sparse operands in given formats, of any sizes.
 
     Call it like the operator, with tensors on such a device; `emulate` runs it on the CPU.
 
     Attributes:
         compiled: the compiled kernel with its texts and metadata.
-        compile_seconds: the time that compilation took.
+        compile_seconds: the seconds that compilation took.
         resources: kernels and threads; with NVRTC also registers and spills.
     """
 
@@ -265,7 +265,7 @@ class SparseGpuKernel(CompiledCallable[CompiledSparseGpuKernel]):
         finish: Callable[[dict[str, Tensor | SparseTensor], Sequence[object]], Any],
         compiled: CompiledSparseGpuKernel,
     ) -> None:
-        """prepare: the def, the operands and the sizes of a call on the CPU. finish: results as the caller has them."""
+        """prepare: returns the def, the operands and the sizes of a call. finish: converts results for the caller."""
         self._call, self._prepare, self._finish, self.compiled = call, prepare, finish, compiled
         self._sizes: SingleFlightCache[Hashable, Tensor] = SingleFlightCache(1)
         self._emulated: SingleFlightCache[GpuCode, Emulated] = SingleFlightCache(1)
@@ -294,10 +294,10 @@ class SparseGpuKernel(CompiledCallable[CompiledSparseGpuKernel]):
     def emulate(self, /, *tensors: object, **initial: object) -> Any:
         """Run the CUDA text on CPU tensors, compiled by the host's C++ compiler.
 
-        It is slow, and checks every access to memory as `GpuKernel.emulate` does.
+        This is slow, and checks every memory access as `GpuKernel.emulate` does.
 
         Raises:
-            ArgumentError: there is no C++ compiler, or the operands have other formats or types than the kernel.
+            ArgumentError: no C++ compiler is installed, or the operands have other formats or types than the kernel.
             InternalError: the kernel would fail on a device.
         """
         function, call, sizes = self._prepare(tensors, initial)
@@ -320,13 +320,13 @@ class SparseGpuKernel(CompiledCallable[CompiledSparseGpuKernel]):
 def run_emulated_phase(
     emulated: Emulated, kernel: CompiledSparseGpuKernel, phase: int, arrays: Sequence[Tensor]
 ) -> None:
-    """Run a part of the text of a kernel on arrays on the CPU.
+    """Run one phase of a kernel's text on CPU arrays.
 
     Raises:
-        InternalError: it would go wrong on a device.
+        InternalError: the kernel would fail on a device.
     """
     dense = {o.values.name for o in kernel.program.operands if o.role in (Role.OUTPUT, Role.TEMPORARY)}
-    dense -= set(dict(kernel.plan.problem.shared))  # which hold zeros
+    dense -= set(dict(kernel.plan.problem.shared))  # initialized with zeros
     memories = [
         EmulatedTensor(x.data_ptr(), with_length(b, x.numel()), phase > 0 or b.name not in dense)
         for b, x in zip(kernel.arguments, arrays, strict=True)
@@ -335,5 +335,5 @@ def run_emulated_phase(
 
 
 def with_length(b: Buffer, count: int) -> Buffer:
-    """An argument that is as long as the array of a call."""
+    """A 1-d argument of `count` elements, the length of the array in a call."""
     return replace(b, shape=(count,), strides=(1,), dynamic=())

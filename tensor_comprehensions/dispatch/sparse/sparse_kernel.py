@@ -1,4 +1,4 @@
-"""One sparse kernel to inspect and to call, and the reference evaluator for sparse operands."""
+"""A sparse kernel that users can inspect and call, and the reference evaluator for sparse operands."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class SparseKernel(CompiledCallable[CompiledSparseKernel]):
-    """A kernel of an operator for operands in given formats, of any sizes. Call it like the operator.
+    """A kernel of an operator for operands in given formats and of any sizes. Call it like the operator.
 
     Attributes:
         compiled: the compiled kernel with its texts and metadata.
-        compile_seconds: the time that compilation took.
+        compile_seconds: the seconds that compilation took.
         resources: phases of a call, and bytes of machine code.
     """
 
     def __init__(self, call: Callable[..., Any], compiled: CompiledSparseKernel, dense: Sequence[str] = ()) -> None:
-        """dense: the tensors that calls compute with dense kernels instead of the code here."""
+        """dense: the tensors that calls compute with dense kernels instead of this kernel."""
         self._call, self.compiled, self._dense = call, compiled, dense
 
     def __repr__(self) -> str:
@@ -65,12 +65,12 @@ class SparseKernel(CompiledCallable[CompiledSparseKernel]):
 
 
 def without_gradients(values: Sequence[object]) -> list[object]:
-    """`values`, of which tensors record no gradients."""
+    """`values` with tensors that require gradients detached."""
     return [x.detach() if isinstance(x, Tensor) and x.requires_grad else x for x in values]
 
 
 def evaluate(function: Function, call: SparseCall, sizes: Mapping[str, int]) -> dict[str, Tensor | SparseTensor]:
-    """The results of the reference evaluator, by name, in their formats. It computes with dense tensors."""
+    """The results of the reference evaluator, which computes with dense tensors, by name and in their formats."""
     scalars = {name: sizes[name] for name in function.scalars}
     bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
     operands = {name: StoredTensor(_to_array(x)) for name, x in call.dense.items()}

@@ -1,4 +1,4 @@
-"""The kernels of a sparse def, and the way of a call: operands to parts, parts to addresses, results to tensors."""
+"""The kernels of a sparse def, and the steps of a call: check the operands, find the kernel, convert the results."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SparseKernels:
         options: SparseOptions | None = None,
         choose: SparseOptionsProvider | None = None,
     ) -> None:
-        """choose: gives the options of calls, unless `set_tuned_options` has; None leaves it to `options`."""
+        """choose: returns options for calls without tuned options; if it is None or returns None, `options` apply."""
         self.call_signature = call_signature
         self.options = SparseOptions() if options is None else options
         self._choose = choose
@@ -84,8 +84,8 @@ class SparseKernels:
         """The results of the def, by name.
 
         Args:
-            counts: of a call with the same patterns; missing counts are computed and added to it.
-            options: how to lower, instead of the options of all calls like this one.
+            counts: the counts of a call with the same patterns; missing counts are computed and added to it.
+            options: the options; None: those of all calls like this one.
 
         Raises:
             ArgumentError: the sizes of the operands do not fit the def.
@@ -101,7 +101,7 @@ class SparseKernels:
         return SparseRun(*self._kernel_for(call, refills, chosen), counts).results()
 
     def _split_run(self, function: Function, chosen: SparseOptions) -> SplitRun | None:
-        """A runner of the dense contractions of a def as dense kernels; None if it has none."""
+        """Runs the dense contractions of a def as dense kernels; None if it has none."""
 
         def make_part(part: Function) -> RunSparse:
             return SparseKernels(CallSignature.of(part), None, chosen).run
@@ -132,7 +132,7 @@ class SparseKernels:
         self._tuned[_formats_of(self.function_for_call(call))] = options
 
     def options_for(self, function: Function, call: SparseCall) -> SparseOptions:
-        """How calls are lowered whose operands have these formats; the first call looks for options that were tuned."""
+        """The options of calls with operands of these formats; the first call looks for tuned options."""
         if call.device is not None:
             return self.options
         key = _formats_of(function)
@@ -157,10 +157,10 @@ class SparseKernels:
     def compile_for_gpu(
         self, call_op: Callable[..., Any], values: Sequence[object], initial: Mapping[str, object], wanted: Any
     ) -> SparseGpuKernel:
-        """The kernel for a call like this on a GPU: on the device of its tensors, or on the target `wanted`.
+        """The kernel for a call like this on a GPU: the target `wanted`, or None for the device of its tensors.
 
         Raises:
-            ArgumentError: as `accept` does, or there is no kernel for GPUs.
+            ArgumentError: as `accept` does, or the def cannot be lowered for GPUs.
         """
         from ..cuda.device_arguments import resolve_gpu_target
         from .sparse_gpu_kernels import SparseGpuKernel
@@ -184,7 +184,7 @@ class SparseKernels:
         return self.function_for_call(call), call, self.sizes(call)
 
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
-        """The result of the reference evaluator for a call. Raises ArgumentError as `accept` does."""
+        """The result of a call by the reference evaluator. Raises ArgumentError as `accept` does."""
         call = self.accept(sparse_kernel.without_gradients(values), initial)
         return results_in_caller_kind(
             sparse_kernel.evaluate(self.function_for_call(call), call, self.sizes(call)), values
@@ -193,7 +193,7 @@ class SparseKernels:
     def make_fast_call(
         self, call: SparseCall, values: Sequence[object], results: Mapping[str, Tensor | SparseTensor]
     ) -> FastCall | None:
-        """The fast path for calls like this one, which gave these results; None if it cannot have one."""
+        """The fast path for calls like this one, with `values` and `results`; None if it cannot have one."""
         if call.device is not None or self.call_signature.initial or self.function.scalars:
             return None
         if not all(map(_may_take_fast_path, values)):
@@ -234,7 +234,7 @@ class SparseKernels:
         return SparseCall(sparse, dense, structures, device)
 
     def dense_error(self, p: ParameterSpec) -> ArgumentError:
-        """The error for a dense operand in the place of a sparse one."""
+        """The error for a dense operand where the def declares a sparse one."""
         declared = self.function.tensor(p.name).format
         return p.error("is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")')
 
@@ -263,7 +263,7 @@ class SparseKernels:
         return SparseTensor.from_known(t.format, t.shape, levels, values), structure
 
     def check_format(self, p: ParameterSpec, format: Format) -> None:
-        """Raises ArgumentError if a sparse operand has another rank or format than the def says."""
+        """Check that a sparse operand has the rank and the format that the def declares. Raises ArgumentError."""
         symbol = self.function.tensor(p.name)
         if symbol.role is Role.INOUT:
             raise p.error("is in/out, and sparse", found="a sparse tensor", suggestion="pass a dense initial value")
@@ -277,10 +277,10 @@ class SparseKernels:
             )  # fmt: skip
 
     def stored_operands(self, values: Sequence[object]) -> dict[str, Any]:
-        """The operands by name, with sparse ones as `SparseTensor`. The stored elements are not checked.
+        """The operands by name, with sparse ones as `SparseTensor`. Their arrays are not checked.
 
         Raises:
-            ArgumentError: an operand has another format or rank than the def says.
+            ArgumentError: an operand has another format or rank than the def declares.
         """
         found: dict[str, Any] = {}
         for p, value in zip((*self.call_signature.parameters, *self.call_signature.initial), values, strict=True):
@@ -298,7 +298,7 @@ class SparseKernels:
         return found
 
     def function_for(self, formats: Mapping[str, Format]) -> Function:
-        """The def with the formats that operands come with."""
+        """The def with the given formats of operands."""
         return self._functions.get(tuple(formats.items()), lambda: with_formats(self.function, formats))
 
     def function_for_call(self, call: SparseCall) -> Function:
@@ -306,7 +306,7 @@ class SparseKernels:
         return self.function_for({n: t.format for n, t in call.sparse.items()})
 
     def sizes(self, call: SparseCall) -> dict[str, int]:
-        """The sizes that the shapes of the operands give, and the integer scalars. Raises ArgumentError."""
+        """The sizes of the def for the shapes of the operands, and its integer scalars. Raises ArgumentError."""
         types = [self._type(p.name, call) for p in self.call_signature.parameters]
         initial = {p.name: self._type(p.name, call) for p in self.call_signature.initial}
         scalars = {n: int(call.dense[n].item()) for n in self.function.scalars}
@@ -323,10 +323,11 @@ class SparseKernels:
     def _kernel_for(
         self, call: SparseCall, refills: bool = False, options: SparseOptions | None = None
     ) -> tuple[CompiledSparseKernel, SparseCall, dict[str, int]]:
-        """The kernel for a call, with the call and the sizes that its operands give.
+        """The kernel for a call, the call, and its sizes.
 
         Args:
-            refills: whether the stored places of results are known. options: how to lower.
+            refills: whether the patterns of results are known.
+            options: the options; None: those of all calls like this one.
         """
         sizes, function = self.sizes(call), self.function_for_call(call)
         chosen = self.options_for(function, call) if options is None else options
@@ -347,7 +348,7 @@ class SparseKernels:
                 raise ArgumentError(f"{function.name} cannot be lowered for these formats: {refusal}") from refusal
 
         def compile_now(request: KernelRequest) -> CompiledSparseKernel:
-            """The kernel for a request, or a simpler one that is as fast, which then has two entries in the cache."""
+            """The kernel for a request, or a simpler one that is as fast, which is then cached under both keys."""
             problem = shared_sparsity.make_cpu_problem(request)
             if request.refills and not lower.gains_from_refilling(problem):
                 return kernel(request.parallel, False)
@@ -368,21 +369,24 @@ def _formats_of(function: Function) -> Hashable:
 
 
 def _split_dense(function: Function) -> tuple[DefPart, ...]:
-    """The parts of a def that has dense contractions; none if it is not split."""
+    """The parts of a def with dense contractions; () if it is not split."""
     if not any(is_dense_contraction(function, s) for s in function.statements):
         return ()
     return split_dense.split_dense_contractions(function, shared_sparsity.shared_patterns(function))
 
 
 def _as_stored(value: Any) -> SparseTensor:
-    """A sparse tensor of any kind by its parts."""
+    """A sparse tensor of any kind as a `SparseTensor` that shares its arrays."""
     if isinstance(value, SparseTensor):
         return value
     return from_torch(value) if isinstance(value, Tensor) else from_scipy(value)
 
 
 def _makes_results_of_known_sizes(plan: CallPlan, results: Mapping[str, Tensor | SparseTensor]) -> bool:
-    """Whether kernels alone make the results, in memory whose content does not matter and with these sizes."""
+    """Whether a call with the same sizes needs only kernels and uninitialized memory to make its results.
+
+    That is, no conversions, no intermediate sparse results, and no memory that must be zero.
+    """
     parameters = {o.name for o in plan.operands if o.role is Role.INPUT}
     if plan.conversions or plan.versions or not {source for _, source in plan.problem.shared} <= parameters:
         return False
@@ -396,20 +400,20 @@ def _makes_results_of_known_sizes(plan: CallPlan, results: Mapping[str, Tensor |
 
 
 def _may_take_fast_path(value: object) -> bool:
-    """Whether the fast path can compare an operand of this kind."""
+    """Whether the fast path supports an operand of this kind."""
     if isinstance(value, Tensor):
         return type(value) is Tensor and value.layout in (torch.strided, torch.sparse_csr, torch.sparse_csc)
     return type(value) is SparseTensor
 
 
 def find_device(values: Sequence[object]) -> torch.device | None:
-    """The GPU on which a call has some of its tensors; None if all are on the CPU."""
+    """The GPU of the first tensor that is on one; None if all are on the CPU."""
     held = (v.values if isinstance(v, SparseTensor) else v for v in values)
     return next((v.device for v in held if isinstance(v, Tensor) and v.is_cuda), None)
 
 
 def _plain_tensor(expected: ParameterSpec, value: object, device: torch.device | None) -> Tensor:
-    """`value` as a plain tensor on the device of the call. Raises ArgumentError if it is none, or elsewhere."""
+    """`value` as a plain tensor on the device of the call. Raises ArgumentError if it is not one."""
     if device is None:
         return to_tensor(expected, value)
     from ..cuda.device_arguments import to_device_tensor
@@ -418,7 +422,7 @@ def _plain_tensor(expected: ParameterSpec, value: object, device: torch.device |
 
 
 def _make_contiguous(expected: ParameterSpec, value: object, device: torch.device | None) -> Tensor:
-    """A dense operand with contiguous elements, and with the graph of autograd that it has."""
+    """A dense operand as a contiguous tensor, which keeps its autograd graph."""
     if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
         _plain_tensor(expected, value.detach(), device)
         return value.resolve_neg().contiguous()
@@ -429,9 +433,10 @@ def _make_contiguous(expected: ParameterSpec, value: object, device: torch.devic
 
 
 def results_in_caller_kind(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
-    """Each result in the caller's kind of tensor.
+    """The results, one directly and several as a tuple, in the caller's kind of sparse tensor.
 
-    That is torch's if all sparse operands are torch's, SciPy's if they are SciPy's and no other operand is a tensor.
+    That is torch's if all sparse operands are torch's, SciPy's if they are SciPy's and no operand is a torch tensor,
+    else `SparseTensor`.
     """
     kinds = [v for v in values if is_sparse(v)]
     found: list[Any] = list(results.values())

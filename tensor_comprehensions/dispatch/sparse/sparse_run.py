@@ -1,4 +1,4 @@
-"""One run of a sparse kernel: parts to addresses, memory between phases, and results to tensors."""
+"""One run of a sparse kernel: pass addresses of arrays, allocate memory between phases, and build the results."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ INDEX_TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 @dataclass(frozen=True, slots=True)
 class SparseCall:
-    """The operands of a call: by name, as tensors whose parts are contiguous. structures: of the sparse ones.
+    """The operands of a call by name, with contiguous arrays.
 
-    device: the GPU that they are on; None: the CPU.
+    Attributes:
+        sparse, dense: the operands.
+        structures: the structures of sparse operands.
+        device: the GPU that they are on; None: the CPU.
     """
 
     sparse: Mapping[str, SparseTensor]
@@ -48,11 +51,13 @@ class SparseCall:
 
 @dataclass(frozen=True, slots=True)
 class StoredCounts:
-    """The results of the phases that only count the elements of results.
+    """The results of the phases that only count elements, for later calls with the same patterns.
 
-    totals: by kind of program and phase, the content of `totals` after it. rows: by result, the first element of each
-    row.
-    levels: of sparse results, if all of them are known. parts: the same for the parts of a def that is split.
+    Attributes:
+        totals: the array `totals` after a phase, by (is parallel, refills, phase).
+        rows: the array of row starts of a result, by the number of the result.
+        levels: the levels of all sparse results, by name; empty if they are not known.
+        parts: the counts of each part of a split def, by the number of the part.
     """
 
     totals: dict[tuple[bool, bool, int], np.ndarray[Any, Any]] = field(default_factory=dict)
@@ -62,7 +67,7 @@ class StoredCounts:
 
 
 class ProgramRun:
-    """One run of a program: its operands, and memory for temporaries and for results that are as large as these say."""
+    """One run of a program: its operands, and memory for temporaries and results."""
 
     def __init__(self, plan: CallPlan, call: SparseCall, sizes: Mapping[str, int]) -> None:
         self.plan, self.call = plan, call
@@ -76,7 +81,7 @@ class ProgramRun:
         self.arrays: dict[int, tuple[Tensor, ...]] = {}  # of sparse results
 
     def _convert(self, structures: Mapping[str, Structure]) -> None:
-        """Make the operands that are others in another format."""
+        """Add the operands that are conversions of other operands to another format."""
         for c in self.plan.conversions:
             if c.source in structures:
                 self.sparse[c.name] = convert_format(self.sparse[c.source], c.format, structures[c.source])
@@ -106,7 +111,7 @@ class ProgramRun:
         return tuple(_evaluate_value(x, self.sizes) for x in extents)
 
     def _dense_tail(self, name: str) -> tuple[int, ...]:
-        """The extents that a tensor has beside those of the operand whose stored places it has."""
+        """The extents that a tensor has in addition to those of the operand whose pattern it shares."""
         own, source = self.function.tensor(name).format, self.function.tensor(self.shared[name]).format
         assert own is not None
         assert source is not None
@@ -114,7 +119,7 @@ class ProgramRun:
         return tuple(shape[d] for d in own.order[len(source.order) :])
 
     def _stored_result(self, name: str) -> Tensor | SparseTensor:
-        """A result that is dense, or has the stored places of an operand."""
+        """A result that is dense, or shares the pattern of an operand."""
         if name not in self.shared:
             return self.values[name]
         source = self.sparse[self.shared[name]]
@@ -132,17 +137,17 @@ class ProgramRun:
         return self._sort_collected(symbol.format, self._shape(name), self._numbers_of(name, stop))
 
     def _numbers_of(self, name: str, stop: int) -> list[int]:
-        """The numbers of the results of statements before `stop` that make up a sparse result."""
+        """The numbers of the planned results of statements before `stop` that together are one sparse result."""
         return [n for n, r in enumerate(self.plan.results) if r.tensor == name and r.statement < stop]
 
     def _allocate_collected(self, r: PlannedResult, count: int) -> tuple[Tensor, ...]:
-        """Memory for the coordinates and the values of so many elements."""
+        """Memory for the coordinates and the values of `count` elements."""
         symbol, device = self.function.tensor(r.tensor), self.call.device
         types = (*(torch.int64 for _ in range(symbol.rank)), TORCH_TYPES[symbol.dtype])
         return tuple(_new_array(count, t, device) for t in types)
 
     def _add_completed_results(self, phase: int) -> None:
-        """Make operands of the sparse results that are complete before a phase."""
+        """Add the sparse results that are complete before a phase to the operands."""
         for version in (v for p, v in self.plan.versions if p == phase):
             t, structure = self._version_content(version)
             is_wide = self.plan.problem.index_type(version.name) == INT64
@@ -154,7 +159,7 @@ class ProgramRun:
             self.values |= {o.name: self._values(o) for o in self.plan.operands if o.name in made}
 
     def _version_content(self, version: Version) -> tuple[SparseTensor, Structure]:
-        """The content of a sparse tensor before a statement. With the places of an operand, it has its structure."""
+        """The content of a sparse tensor before a statement, and its structure."""
         if version.source not in self.shared:
             t = self._sparse_result(version.source, version.statement)
             return t, Structure(len(t.values))
@@ -168,7 +173,10 @@ class ProgramRun:
         return t.with_values(values), self.call.structures.get(source) or Structure(len(values))
 
     def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int]) -> SparseTensor:
-        """A sparse tensor of collected elements. All definitions but the first add to the existing elements."""
+        """A sparse tensor of collected elements, which may be unsorted.
+
+        All definitions but the first add to the existing elements.
+        """
         collected = [self.plan.results[n] for n in mine]
         operator = self.function.statements[collected[0].statement].reduction or "+"
         lists = [(torch.stack(self.arrays[n][:-1]), self.arrays[n][-1]) for n in mine]
@@ -185,7 +193,7 @@ class ProgramRun:
 
 
 class SparseRun(ProgramRun):
-    """One run of a kernel for CPUs."""
+    """One run of a CPU kernel."""
 
     def __init__(
         self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int], counts: StoredCounts | None
@@ -197,7 +205,7 @@ class SparseRun(ProgramRun):
         self.rows: dict[int, Tensor] = {}
 
     def results(self) -> dict[str, Tensor | SparseTensor]:
-        """Run all phases; the results of the def, by name."""
+        """Run all phases. Returns the results of the def, by name. Raises ArgumentError if memory runs out."""
         for number, executable in enumerate(self.kernel.executables):
             self._add_completed_results(number)
             for n, r in enumerate(self.plan.results):
@@ -219,7 +227,7 @@ class SparseRun(ProgramRun):
         return {name: self._result(name) for name in self.function.returns}
 
     def make_fast_call(self, values: Sequence[object], results: Mapping[str, Tensor | SparseTensor]) -> FastCall | None:
-        """The fast path for calls with operands like these, which gave such results; None if there is none."""
+        """The fast path for calls like this one, with `values` and `results`; None if it cannot have one."""
         names = [p.name for p in self.function.parameters]
         returns = self.function.returns
         if [o.name for o in self.plan.operands] != [*names, *returns]:  # there are temporaries
@@ -227,7 +235,7 @@ class SparseRun(ProgramRun):
         operands = [
             (v, self.sparse[n] if n in self.sparse else self.call.dense[n]) for n, v in zip(names, values, strict=True)
         ]
-        places: dict[str, list[ArraySlice]] = {}  # of the arrays of each tensor, by name
+        places: dict[str, list[ArraySlice]] = {}  # the arrays of each tensor, by name
         count = 2  # after `sizes` and `totals`
         for n, (_, x) in zip(names, operands, strict=True):
             own = len(list_storage_arrays(x)) if isinstance(x, SparseTensor) else 1
@@ -257,7 +265,7 @@ class SparseRun(ProgramRun):
     def _describe_result(
         self, x: Tensor | SparseTensor, name: str, places: Mapping[str, Sequence[ArraySlice]]
     ) -> KnownResult:
-        """How to build a result from the arrays at these places."""
+        """How to build a result from the arrays in `places`."""
         *_, values = places[name]
         if not isinstance(x, SparseTensor):
             return KnownResult(None, (), (), values)
@@ -268,7 +276,7 @@ class SparseRun(ProgramRun):
         return KnownResult(x.format, x.shape, levels, values)
 
     def _allocate(self, number: int, r: PlannedResult) -> tuple[Tensor, ...]:
-        """Allocate a sparse result, of its counted size or of the total size of its operands."""
+        """Allocate a sparse result, of its counted size or of an upper bound, the total size of its operands."""
         dtype = TORCH_TYPES[self.function.tensor(r.tensor).dtype]
         if r.levels is None:
             return self._allocate_collected(r, int(self.totals[r.first]))
@@ -284,12 +292,12 @@ class SparseRun(ProgramRun):
         return self._level_arrays(number, r, r.levels, dtype)
 
     def _levels_of_earlier_run(self, name: str) -> tuple[Level, ...]:
-        """The levels that a result has from an earlier run."""
+        """The levels of a result in an earlier run."""
         assert self.counts is not None
         return self.counts.levels[name]
 
     def _row_starts(self, name: str, x: AssembledLevels) -> Tensor:
-        """Memory for where each row of a result begins, and where the last one ends."""
+        """Memory for the row starts (pos) of a result."""
         rows = x.format.extents(self._shape(name))[0]
         return torch.empty(rows + 1, dtype=_index_dtype(x))
 
@@ -340,7 +348,7 @@ class SparseRun(ProgramRun):
         return ProgramRun._sparse_result(self, name, stop)
 
     def _make_assembled(self, number: int, r: PlannedResult, x: AssembledLevels) -> SparseTensor:
-        """A sparse tensor whose levels are written; excess memory is cut off."""
+        """A sparse tensor whose levels the kernel has written, without excess memory."""
         shape = self._shape(r.tensor)
         if x.is_known:
             return SparseTensor(x.format, shape, self._levels_of_earlier_run(r.tensor), self.arrays[number][-1])
@@ -371,7 +379,7 @@ def _index_dtype(x: AssembledLevels) -> torch.dtype:
 
 
 def _list_counts(r: PlannedResult, x: Tensor | SparseTensor) -> Iterator[KnownCount]:
-    """The counts of a result as long as `x`: those of a counted result are known before the phase that stores it."""
+    """The counts of a result with the lengths of `x`; a counted result has them before the phase that stores it."""
     assert isinstance(x, SparseTensor)
     assert r.levels is not None
     for n, (level, arrays) in enumerate(zip(r.levels.format.levels, x.levels, strict=True)):
@@ -380,7 +388,7 @@ def _list_counts(r: PlannedResult, x: Tensor | SparseTensor) -> Iterator[KnownCo
 
 
 def _new_array(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Memory that a kernel writes."""
+    """Uninitialized memory for a kernel to write, in huge pages on the CPU."""
     x = torch.empty(shape, dtype=dtype, device=device or "cpu")
     if device is None:
         advise_huge_pages(x.data_ptr(), x.nbytes)

@@ -30,7 +30,7 @@ Level = tuple[Tensor | None, Tensor] | None
 """The arrays of one level: None if it is dense, else (pos, crd), where pos is None for a singleton."""
 FormatLike = Format | str
 _ARRAYS = {LevelKind.DENSE: 0, LevelKind.SINGLETON: 1, LevelKind.COMPRESSED: 2}
-"""How many arrays a level has: none, crd, or pos and crd."""
+"""How many arrays a level of each kind has: none, crd, or pos and crd."""
 _is_traced = torch.compiler.is_dynamo_compiling
 
 
@@ -41,17 +41,17 @@ class SparseTensor:
         format: the storage format, level by level.
         shape: the extent of each dimension.
         levels: one item per level: None if the level is dense, else `(pos, crd)` of int32 or int64. The children of
-            position q of the level above are the positions pos[q] to pos[q+1], with the coordinates crd; pos is None
-            for a singleton.
-        values: the stored elements, shaped (positions of the last level that is not dense, extents of the dense levels
+            position q of the level above are the positions from pos[q] up to but not including pos[q+1], with the
+            coordinates crd; pos is None for a singleton.
+        values: the stored elements, shaped (positions of the last level that is not dense, *extents of the dense levels
             below it).
     """
 
     def __init__(self, format: Format, shape: Sequence[int], levels: Sequence[Level], values: Tensor) -> None:
-        """Store the arrays unchecked; `from_arrays` checks them.
+        """Store the arrays without checking them; `from_arrays` checks them.
 
         Raises:
-            ArgumentError: format, shape or levels have the wrong type. Values may be anything: pytrees need that.
+            ArgumentError: format, shape or levels have the wrong type. Values may have any type, as pytrees require.
         """
         if not _is_traced():
             _check_fields(format, shape, levels)
@@ -64,7 +64,7 @@ class SparseTensor:
 
     @staticmethod
     def from_known(format: Format, shape: tuple[int, ...], levels: tuple[Level, ...], values: Tensor) -> SparseTensor:
-        """Store arrays that a kernel wrote; the types of the arguments are not checked."""
+        """Make a tensor from arrays that a kernel wrote, without any checks."""
         made = SparseTensor.__new__(SparseTensor)
         made.format, made.shape, made.levels, made.values = format, shape, levels, values
         return made
@@ -77,11 +77,11 @@ class SparseTensor:
         Args:
             format: a `Format` or its name: "csr", "sss(2,0,1)", "bsr(4,4)".
             shape: extents of the dimensions.
-            levels: per level None or `(pos, crd)`, as the attribute `levels`; anything that `torch.as_tensor` takes.
+            levels: as the attribute `levels`; arrays may be anything that `torch.as_tensor` takes.
             values: as the attribute `values`.
 
         Raises:
-            ArgumentError: the arrays violate the format; the error names level, place and value.
+            ArgumentError: the arrays violate the format; the message has the level, the position and the value.
         """
         extents = check_shape(shape)
         known = to_format(format, len(extents))
@@ -101,15 +101,14 @@ class SparseTensor:
     ) -> SparseTensor:
         """Make a tensor from the coordinates and values of its elements, in any order.
 
-        Elements at the same place are added, unless the format keeps repeated coordinates.
+        Elements with the same coordinates are added, unless the format keeps repeated coordinates.
 
         Args:
             coordinates: integers, shaped (rank, number of elements).
             values: one per column of `coordinates`.
             shape: extents of the dimensions.
             format: a `Format` or its name.
-            index_dtype: the type of pos and crd; by default int32, or int64 if an extent or the number of elements
-                needs it.
+            index_dtype: the type of pos and crd; None: int32, or int64 if an extent or the number of elements needs it.
 
         Raises:
             ArgumentError: a coordinate is out of range, the numbers of coordinates and values differ, or there is no
@@ -124,7 +123,7 @@ class SparseTensor:
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (str(self.format), self.shape, self.levels, self.values)
 
-    # --- what it is ----------------------------------------------------------------------------------------------
+    # --- properties ----------------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> torch.dtype:
@@ -155,14 +154,14 @@ class SparseTensor:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"SparseTensor({self.format}, shape={self.shape}, nnz={self.nnz}, dtype={dtype})"
 
-    # --- other forms ---------------------------------------------------------------------------------------------
+    # --- conversions ---------------------------------------------------------------------------------------------
 
     def coordinates(self) -> Tensor:
         """The coordinates of all stored elements, in the order of `values.reshape(-1)`: int64, shaped (rank, nnz)."""
         return pack.to_coordinates(self)
 
     def to_dense(self) -> Tensor:
-        """The tensor as a dense one, with 0 for elements that are not stored; repeated elements are added.
+        """The dense tensor, with 0 for elements that are not stored; repeated elements are added.
 
         Raises:
             ArgumentError: there is no memory for it.
@@ -171,7 +170,7 @@ class SparseTensor:
             return self.with_values(self.values.view(pack.SIGNED[self.dtype])).to_dense().view(self.dtype)
         places, flat = self.coordinates(), self.values.reshape(-1)
         zeros = flat.new_zeros(self.shape) if _is_traced() else _new_zeros(flat, self.shape)
-        if self.dtype is torch.bool:  # a place is true if one of its repeated elements is
+        if self.dtype is torch.bool:  # an element is true if one of its repetitions is
             return zeros.index_put(tuple(places[:, flat]), flat.new_ones(())) if self.ndim else flat.reshape(())
         return zeros.index_put(tuple(places), flat, accumulate=True) if self.ndim else flat.reshape(())
 
@@ -190,10 +189,10 @@ class SparseTensor:
         return pack.from_coordinates(places, flat, self.shape, known, self.index_dtype)
 
     def with_values(self, values: Tensor) -> SparseTensor:
-        """A tensor with the same stored places and other values.
+        """A tensor with the same pattern and other values.
 
         Raises:
-            ArgumentError: the values are no tensor, or have another shape.
+            ArgumentError: the values are not a tensor, or have another shape.
         """
         if not isinstance(values, Tensor):
             raise ArgumentError("values are a torch tensor", found=type(values).__name__)
@@ -209,7 +208,7 @@ class SparseTensor:
         """Check the arrays against the format, and return the tensor itself.
 
         Raises:
-            ArgumentError: the arrays violate the format; the error names level, place and value.
+            ArgumentError: the arrays violate the format; the message has the level, the position and the value.
         """
         check_parts(self.format, self.shape, self.levels, self.values)
         return self
@@ -311,7 +310,7 @@ def _new_zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _rebuild(format: str, shape: tuple[int, ...], levels: tuple[Level, ...], values: Tensor) -> SparseTensor:
-    """Rebuild a pickled tensor. Like all tensors, it is checked when a kernel takes it."""
+    """Rebuild a pickled tensor. It is not checked before a kernel takes it."""
     return SparseTensor(to_format(format, len(shape)), shape, levels, values)
 
 
@@ -363,7 +362,7 @@ pytree.register_pytree_node(
 
 
 def storage_of(t: Symbol) -> tuple[Format | None, tuple[int, ...] | None]:
-    """The format of a sparse tensor and how many arrays its levels have; None of a dense one."""
+    """The format of a sparse tensor and how many arrays each level has; (None, None) for a dense tensor."""
     return (t.format, count_arrays(t.format)) if t.format is not None and t.is_sparse else (None, None)
 
 

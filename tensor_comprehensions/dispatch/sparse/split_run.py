@@ -1,4 +1,4 @@
-"""Calls of a def whose dense contractions run as dense kernels, between the sparse kernels of the other statements."""
+"""Calls of split defs: dense contractions run as dense kernels, between the sparse kernels of other statements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RunSparse = Callable[[SparseCall, StoredCounts | None], dict[str, Any]]
 
 
 class DenseStep:
-    """A part without sparse tensors."""
+    """A part of a def without sparse tensors."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -31,7 +31,7 @@ class DenseStep:
         self._config = CompileConfig(CpuOptions(), host())
 
     def run(self, operands: list[Tensor], device: torch.device | None) -> dict[str, Any]:
-        """The results by name; device: the GPU of the call."""
+        """The results by name. device: the GPU of the call; None: the CPU."""
         if device is not None:
             return self._name_results(self._table.gpu.call(operands, None, {}, None))
         found = self._inline_cache.call(operands, None, {})
@@ -45,7 +45,7 @@ class DenseStep:
 
 
 class SplitRun:
-    """Runs the parts of a def in order. make: returns the runner of a part with sparse tensors."""
+    """Runs the parts of a def in order. make: returns the function that runs a part with sparse tensors."""
 
     def __init__(self, function: Function, parts: tuple[DefPart, ...], make: Callable[[Function], RunSparse]) -> None:
         self._returns = function.returns

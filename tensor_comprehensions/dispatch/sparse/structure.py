@@ -1,7 +1,7 @@
-"""Cached facts about stored patterns: that they obey their format, and their conversions to other formats.
+"""Cached facts about sparsity patterns: that they obey their format, and their conversions to other formats.
 
 Both are computed once. They hold as long as the arrays of a pattern have the same memory and the same version, which
-torch increments with every change in place. NumPy's memory has no versions, so nothing is cached for it.
+torch increments with every in-place change. Changes through NumPy increment no version, so nothing is cached for SciPy.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ V = TypeVar("V")
 
 
 class ArrayKeyedCache:
-    """Values that were computed from arrays, until one of these changes or is freed."""
+    """Caches values that were computed from arrays, until one of the arrays changes or is freed."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, tuple[tuple[int, ...], list[Any], Any]] = {}
 
     def get(self, arrays: Sequence[Tensor], key: Hashable, make: Callable[[], V]) -> V:
-        """The result of `make` for these arrays and this key, cached. It must not hold their memory."""
-        if not all(type(x) is Tensor for x in arrays):  # torch traces: they have no memory
+        """The cached result of `make` for these arrays and this key; it must not keep the arrays' memory alive."""
+        if not all(type(x) is Tensor for x in arrays):  # traced tensors, without memory
             return make()
         full = (key, *((x.data_ptr(), x.numel(), x.dtype, x.stride()) for x in arrays))
         versions = tuple(x._version for x in arrays)
@@ -51,9 +51,10 @@ class ArrayKeyedCache:
 class Structure:
     """A pattern that obeys its format. Calls with the same arrays have the same object.
 
-    positions: of the last level that is not dense.
-    copies: its levels in the form that kernels take, if that differs from its arrays.
-    conversions: by format, the pattern in it.
+    Attributes:
+        positions: the number of positions of the last level that is not dense.
+        copies: contiguous copies of the levels, of one index type; None if the arrays already are like that.
+        conversions: the pattern in other formats.
     """
 
     positions: int
@@ -65,7 +66,11 @@ class Structure:
 class LevelConversion:
     """A pattern in another format.
 
-    source: for each value its place among the values of the original, or -1 if the original does not store it.
+    Attributes:
+        levels: the levels in that format.
+        shape: the shape of the values.
+        source: for each value, its position among the values of the original; -1 if the original does not store it.
+        is_whole: whether the original stores all values.
     """
 
     levels: tuple[Level, ...]
@@ -88,7 +93,7 @@ def structure_of(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
     """The structure of a tensor's pattern, whose arrays are checked the first time.
 
     Raises:
-        ArgumentError: they violate the format; the message calls the tensor `name`.
+        ArgumentError: the arrays violate the format; the message calls the tensor `name`.
     """
     arrays = _index_arrays(t.levels)
     if arrays is None:
@@ -99,14 +104,14 @@ def structure_of(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
 
 
 def check_structure(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
-    """The same, checked again. Raises ArgumentError."""
+    """As `structure_of`, but check the arrays again. Raises ArgumentError."""
     check_parts(t.format, t.shape, t.levels, t.values, name)
     last = next((level for level in reversed(t.levels) if level is not None), None)
     return Structure(1 if last is None else len(last[1]), _normalized_level_copies(t.levels))
 
 
 def _normalized_level_copies(levels: Sequence[Level]) -> tuple[Level, ...] | None:
-    """The levels with contiguous arrays of one type; None if they have such."""
+    """The levels with contiguous arrays of one index type; None if they already are like that."""
     arrays = _index_arrays(levels) or []
     types = {x.dtype for x in arrays}
     if len(types) < 2 and all(x.is_contiguous() for x in arrays):
@@ -123,22 +128,22 @@ def _normalized_level_copies(levels: Sequence[Level]) -> tuple[Level, ...] | Non
 
 
 def cache_for_arrays(key: Hashable, arrays: Sequence[Tensor], make: Callable[[], V]) -> V:
-    """The result of `make` for arrays, cached until they change."""
+    """The result of `make` for arrays, cached until one of them changes."""
     return _known.get(arrays, key, make)
 
 
 def convert_format(t: SparseTensor, format: Format, structure: Structure) -> SparseTensor:
-    """The tensor in another format, whose pattern is kept with its `structure`."""
+    """The tensor in another format; the converted pattern is cached in its `structure`."""
     if t.format == format:
         return t
-    if not t.format.is_unique or t.format.repeats_padding:  # elements of one place are added
+    if not t.format.is_unique or t.format.repeats_padding:  # elements with the same coordinates are added
         return t.to(format)
     found = _get_level_conversion(t, format, structure)
     return SparseTensor(format, t.shape, found.levels, found.apply(t.values))
 
 
 def convert_levels(t: SparseTensor, format: Format, structure: Structure) -> tuple[Level, ...]:
-    """The levels of the tensor in a format that stores the same elements in the same order."""
+    """The levels of the tensor in a format that stores the same elements in the same order, cached in `structure`."""
     return _get_level_conversion(t, format, structure).levels
 
 
@@ -156,11 +161,11 @@ def _make_conversion(t: SparseTensor, format: Format) -> LevelConversion:
 
 
 def _index_arrays(levels: Sequence[object]) -> list[Tensor] | None:
-    """All pos and crd; None if some is no plain tensor."""
+    """All arrays pos and crd; None if one is not a strided tensor."""
     found = [x for level in levels if isinstance(level, tuple) for x in level if x is not None]
     return found if all(isinstance(x, Tensor) and x.layout is torch.strided for x in found) else None
 
 
 def _find_present_arrays(levels: Sequence[object]) -> tuple[object, ...]:
-    """Which arrays the levels have."""
+    """Which arrays each level has, as a hashable value."""
     return tuple(tuple(x is not None for x in level) if isinstance(level, tuple) else level is None for level in levels)

@@ -27,13 +27,13 @@ Elements = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[int, ...]]
 
 
 def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> SparseTensor:
-    """Read the tensor in a file, whose suffix determines its type.
+    """Read a sparse tensor from a file; the suffix determines the file format.
 
     Args:
         path: `.mtx` (Matrix Market: coordinate or array; real, integer or pattern; general, symmetric or
             skew-symmetric), `.tns` (FROSTT: coordinates from 1, then the value) or `.npz` (SciPy's `save_npz`, or
             `write_tensor`).
-        format: the format of the result; by default that of the file, or coordinates.
+        format: the format of the result; None: that of the file, or COO if the file has none.
 
     Raises:
         ArgumentError: the file cannot be read, or its content does not match its suffix.
@@ -41,7 +41,7 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
     place = _to_path(path)
     reader = _of_ending(place, _READERS)
     try:
-        if not stat.S_ISREG(place.stat().st_mode):  # a pipe that nothing writes to, or a device without an end
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe or a device may never end
             raise OSError(errno.EINVAL, "it is not a regular file")
         tensor: SparseTensor = reader(place)
     except OSError as error:
@@ -56,10 +56,12 @@ def read_tensor(path: str | PathLike[str], format: FormatLike | None = None) -> 
 
 
 def write_tensor(path: str | PathLike[str], x: Any) -> None:
-    """Write a sparse tensor of any kind that `as_sparse` takes; the ending of `path` says how. See `read_tensor`.
+    """Write a sparse tensor of any kind that `as_sparse` takes; the suffix determines the file format.
+
+    See `read_tensor` for the suffixes.
 
     Raises:
-        ArgumentError: the file cannot be written, or its kind cannot hold this tensor.
+        ArgumentError: the file cannot be written, or the file format cannot hold this tensor.
     """
     place, tensor = _to_path(path), as_sparse(x)
     if tensor.dtype.is_complex:
@@ -146,7 +148,7 @@ def _array_entries(body: Any, sizes: list[int], _: str, symmetry: str) -> Elemen
 
 
 def _parse_integers(x: Any) -> np.ndarray[Any, Any]:
-    """Coordinates that were read as numbers of any kind."""
+    """Convert coordinates that were read as numbers of any type to int64. Raises ValueError if one is not whole."""
     if x.dtype.kind == "f" and not np.all(np.isfinite(x) & (x == np.trunc(x)) & (np.abs(x) < 2**53)):
         raise ValueError("a coordinate is not a whole number")
     return np.asarray(x, np.int64)
@@ -180,7 +182,7 @@ def _write_tns(path: Path, t: SparseTensor) -> None:
 
 
 def _write_lines(path: Path, lines: list[str], t: SparseTensor) -> None:
-    """`lines`, then a line for each element. Numbers are as long as it takes to read them back."""
+    """Write `lines`, then a line for each element, with enough digits to read the same values back."""
     rows, values = t.coordinates().T.tolist(), t.values.detach().reshape(-1)
     values = values.to(torch.int64) if values.dtype is torch.bool else values
     text = (" ".join([*(str(c + 1) for c in row), repr(v)]) for row, v in zip(rows, values.tolist(), strict=True))
@@ -216,7 +218,7 @@ def _parse_level(parts: dict[str, Any], n: int) -> tuple[Any, Any] | None:
 
 
 def _write_npz(path: Path, t: SparseTensor) -> None:
-    """Matrices as SciPy writes them, so that it reads them; others by level."""
+    """Write CSR, CSC and BSR matrices as SciPy does, so that SciPy can read them; other tensors level by level."""
     if t.dtype is torch.bfloat16:
         raise ArgumentError("a .npz file holds no bfloat16", suggestion="write x.with_values(x.values.float())")
     name = str(t.format).partition("(")[0]
