@@ -1,6 +1,5 @@
 """Defs as operators of torch's dispatcher: `torch.ops.tc.<name>` with fake, autograd, vmap and autocast kernels.
 
-In: a def with its kernels and gradients. Out: an `OpOverload` that torch can run, trace, batch, differentiate and cast
-for. Invariant: an operator is functional (fresh outputs, no input changed), and its name depends on the content of
-the def, so that a later definition never changes a traced graph.
+Invariants: an operator is functional (fresh outputs, no input changed), and its name depends on the content of the
+def, so that a later definition never changes a traced graph.
 """

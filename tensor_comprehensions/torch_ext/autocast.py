@@ -1,4 +1,4 @@
-"""Autocast: floating arguments are cast to the types that the def declares, as a def chooses its own precision."""
+"""Autocast: floating-point arguments are cast to the types that the def declares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CASTING = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.
 def autocast_kernel(op: DispatcherOp, *values: Any) -> Any:
     """The result of a call under autocast, which casts arguments to the declared types.
 
-    As in torch, double precision is not cast: an argument of another type than declared is then refused.
+    As in torch, float64 is not cast: such an argument raises ArgumentError unless the def declares it.
     """
     expected = (*op.call_signature.parameters, *op.call_signature.initial)
     with torch._C._ExcludeDispatchKeyGuard(_CASTING):

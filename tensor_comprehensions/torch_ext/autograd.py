@@ -1,4 +1,4 @@
-"""Operators in torch's autograd: a call that is recorded, and the gradients that its backward runs."""
+"""Operators in torch's autograd: record calls, and run their gradients in backward."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ else:
 
 Run = Callable[..., Any]
 PythonGradient = Callable[[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor | None]]
-"""Takes the inputs and initial values, the outputs, and their gradients; gives the gradients of the first, in order."""
+"""Takes (inputs and initial values, outputs, gradients of outputs); returns the gradients of the first, in order."""
 
 LIMIT = 64
-"""Maximum number of gradients in memory per def; each is for another set of inputs."""
+"""Maximum number of gradients in memory per def, one for each set of inputs that require gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
     """How to record calls in which given arguments require gradients.
 
-    A call takes values (inputs, then initial values), returns outputs and may keep temporaries; positions count through
-    all of them.
+    A call takes values (inputs, then initial values), returns outputs and may save temporaries. A position is an index
+    into the concatenation of all these.
 
-    gradient, op: as a def and as an operator; None for a Python function.
-    saved: positions whose values the gradient reads. held: those of which it uses only the sizes.
-    inputs: of each argument of the gradient the position, or, counted from -1 down, the output whose gradient it is.
-    outputs: for each value the index among the results of the gradient, None if it gets no gradient.
-    forward: the operator that also returns the saved temporaries; None if there are none.
-    double_backward: the plan without temporaries, for gradients that are differentiated themselves. Its values are
-    saved, too.
+    Attributes:
+        gradient, op: the gradient as a def and as an operator; None for a Python function.
+        saved: positions whose values the gradient reads.
+        held: positions of which the gradient uses only the sizes.
+        inputs: for each argument of the gradient its position; -1 - n stands for the gradient of output n.
+        outputs: for each value, the index of its gradient among the results of `op`; None if it gets no gradient.
+        forward: the operator that also returns the saved temporaries; None if no temporaries are saved.
+        double_backward: the plan without temporaries, for gradients that are differentiated themselves. Its values are
+            saved, too.
     """
 
     gradient: Gradient | None
@@ -64,7 +66,7 @@ class Gradients:
 
     Args:
         make: makes an operator of a def.
-        keep: may calls keep temporaries?
+        keep: whether calls may save temporaries for the gradient.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Gradients:
 
     @property
     def without_saved(self) -> Gradients:
-        """The same for calls that must run the given operator, not one that also returns temporaries."""
+        """The same gradients without saved temporaries, for calls that must run exactly the given operator."""
         return Gradients(self.function, self.given, self.make, keep=False)
 
     def fast_plan(self, required: tuple[bool, ...]) -> BackwardPlan:
@@ -141,9 +143,9 @@ class Gradients:
         return gradient, self.make(gradient.function), forward
 
     def plan(self, required: tuple[bool, ...]) -> BackwardPlan:
-        """How to record a call; `required` says for each value whether it requires a gradient.
+        """How to record a call. required: for each value, whether it requires a gradient.
 
-        Raises CheckError if one of them has no gradient.
+        Raises CheckError if such a value has no gradient.
         """
         return self._plans.get(required) or self._make_plain_plan(required)
 
@@ -192,7 +194,7 @@ class Gradients:
         return gradient, self.make(gradient.function)
 
     def call_gradient(self, op: Run, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The results of an operator with the arguments of the def, for inputs followed by initial values."""
+        """The results of `op`, which takes the arguments of the def. values: the inputs, then the initial values."""
         names, count = [p.name for p in self.function.inouts], len(self.function.parameters)
         result = op(*values[:count], **dict(zip(names, values[count:], strict=True)))
         return result if isinstance(result, tuple) else (result,)
@@ -202,8 +204,8 @@ class Gradients:
     def jvp(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Any]:
         """The derivative of each output in the direction of the tangents; None for an output without one.
 
-        The gradient is linear in the gradients of the outputs, and its own gradient with respect to these is the
-        derivative.
+        The gradient is linear in the gradients of the outputs. Its own gradient with respect to these is its transpose,
+        which maps tangents of the inputs to tangents of the outputs.
         """
         moved = tuple(t is not None for t in tangents)
         plan = self.plan(moved)
@@ -223,7 +225,7 @@ class Gradients:
         everything = (*values, *outputs)
         arguments = []
         for kind, name in transposed.inputs:
-            if kind == "input":  # of the gradient by an output only the sizes count: the output has the same
+            if kind == "input":  # of the gradient of an output only the sizes matter, which are those of the output
                 place = mine[name]
                 arguments.append(everything[place] if place >= 0 else outputs[-1 - place])
             else:
@@ -242,7 +244,7 @@ class Gradients:
 
 
 def is_recorded(values: Sequence[object]) -> bool:
-    """Whether torch records a call on `values` for autograd, in the plain way that is offered here."""
+    """Whether autograd records a call on `values`, outside of torch.func transforms and on plain tensors."""
     if torch._C._are_functorch_transforms_active():
         return False
     tensors = [x for x in values if isinstance(x, Tensor)]
@@ -251,7 +253,7 @@ def is_recorded(values: Sequence[object]) -> bool:
 
 
 def has_tangent(values: Iterable[object]) -> bool:
-    """Whether forward mode needs the derivatives of functions of `values`."""
+    """Whether forward-mode AD is on and one of `values` has a tangent."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return False
     return any(isinstance(x, Tensor) and _unpack_tangent(x) is not None for x in values)
@@ -274,9 +276,11 @@ def call_with_autograd(
     out: object,
     initial: Mapping[str, object],
 ) -> Any:
-    """The result of `run(*tensors, **initial)`, which autograd can differentiate.
+    """The result of `run(*tensors, **initial)`, recorded in autograd's graph.
 
-    Raises CheckError if the def has no gradient, ArgumentError as a call does.
+    Raises:
+        CheckError: the def has no gradient.
+        ArgumentError: an argument is invalid, or `out` is given.
     """
     function = call_signature.function
     check_names(call_signature, tensors, initial)
@@ -321,14 +325,14 @@ def out_not_differentiable_error(function: Function) -> ArgumentError:
 
 
 def record_call(run: Run, gradients: Gradients, values: Sequence[object]) -> Any:
-    """`run(*values)`, of inputs and then initial values, as a node of autograd's graph."""
+    """The result of `run(*values)`, recorded in autograd's graph. values: the inputs, then the initial values."""
     return _apply(run, gradients, *values)
 
 
 class _Recorded(_SingleLevelFunction):
-    """One call. Old style, with the context in `forward`: the new one costs three times as much per call.
+    """One recorded call, at one level of torch.func's transforms; an operator is dispatched once for each level.
 
-    It records at one level of torch.func's transforms; an operator is dispatched once for each level.
+    In the old style, with `ctx` in `forward`, because `setup_context` costs three times as much per call.
     """
 
     @staticmethod
@@ -390,10 +394,10 @@ def _run_backward(ctx: Any, upstream: Sequence[Tensor]) -> Any:
 def _divide_arguments(
     plan: BackwardPlan, everything: Sequence[Any]
 ) -> tuple[list[Any], tuple[int, ...], dict[int, Any]]:
-    """The tensors that autograd saves, their positions, and by position the other values that the gradient needs."""
+    """The tensors that autograd saves, their positions, and the other values that the gradient needs, by position."""
     places = tuple(n for n in plan.saved if isinstance(everything[n], Tensor))
     kept = {n: everything[n] for n in plan.saved if n not in places}
-    for n in plan.held:  # it does not matter whether these change
+    for n in plan.held:  # their values may change, since only the sizes matter
         kept[n] = everything[n].detach() if isinstance(everything[n], Tensor) else everything[n]
     return [everything[n] for n in places], places, kept
 
@@ -402,7 +406,7 @@ _PLAIN, _NOTHING = frozenset(PLAIN), cast("dict[int, Any]", {})
 
 
 def _choose_backward_plan(gradients: Gradients, required: tuple[bool, ...]) -> BackwardPlan:
-    """How to record a call that has begun. Forward mode and transforms need the plan without temporaries."""
+    """The plan for a call inside `forward`. Forward mode and transforms need the plan without temporaries."""
     if forward_ad._current_level >= 0 or _transforms():
         return gradients.plan(required)
     return gradients.fast_plan(required)
@@ -423,7 +427,7 @@ def _check_gives(gradient: Gradient, wanted: Sequence[Key]) -> None:
 def _call_python_gradient(
     gradients: Gradients, known: Mapping[int, Any], upstream: Sequence[Tensor]
 ) -> Sequence[Tensor | None]:
-    """The gradients that a Python function gives."""
+    """The gradients that a user's Python function returns, checked. Raises ArgumentError."""
     assert callable(gradients.given)
     keys, everything = gradients.keys, [known[n] for n in range(len(known))]
     found = gradients.given(
@@ -447,7 +451,7 @@ def _call_python_gradient(
 
 
 def _is_gradient(x: object, value: Tensor) -> bool:
-    """Whether `x` can be a gradient by `value`. torch sums over dimensions along which `value` would be repeated."""
+    """Whether `x` can be a gradient with respect to `value`. torch sums over dimensions along which that broadcasts."""
     if not isinstance(x, Tensor) or value.ndim > x.ndim:
         return False
     return all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(x.shape), strict=False))

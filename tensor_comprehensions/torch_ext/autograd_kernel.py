@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def autograd_kernel(op: DispatcherOp, *values: Any) -> Any:
-    """The result of a call, as a node of the graph where an input requires a gradient or has a tangent."""
+    """The result of a call; recorded in autograd's graph if an input requires a gradient or has a tangent."""
     wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*values)
     if not (wanted or forward_ad._current_level >= 0) or not op.gradients.possible:
         return redispatch(op, *values)
@@ -32,7 +32,7 @@ def redispatch(op: DispatcherOp, *values: Any) -> Any:
 
 
 def _at_this_level(op: DispatcherOp, values: tuple[Any, ...]) -> Any:
-    """Record at the current level of torch.func's transforms; the outer levels record the calls inside."""
+    """Record a call at the current level of torch.func's transforms; the calls inside are recorded at other levels."""
     from torch._functorch import autograd_function
 
     at_one_level: Any = autograd_function.enable_single_level_autograd_function  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def _at_this_level(op: DispatcherOp, values: tuple[Any, ...]) -> Any:
 
 
 def out_autograd_kernel(op: DispatcherOp, *values: Any, **destinations: Tensor) -> None:
-    """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError if it should."""
+    """Run a call that writes to `destinations`. Raises ArgumentError if autograd would have to record it."""
     everything = (*values, *destinations.values())
     if (torch.is_grad_enabled() and torch._C._any_requires_grad(*everything)) or has_tangent(everything):
         raise out_not_differentiable_error(op.function)

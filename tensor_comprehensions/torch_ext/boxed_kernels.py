@@ -1,5 +1,4 @@
-"""Kernels for the dispatcher that need no Python: a call cache (`runtime.fastpath.boxed`) for each operator, filled
-by its calls."""
+"""Dispatcher kernels that run without Python: each operator has a call cache (`runtime.fastpath.boxed`)."""
 
 from __future__ import annotations
 

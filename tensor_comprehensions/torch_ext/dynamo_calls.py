@@ -1,4 +1,4 @@
-"""Calls of an op that go through its operator: traced, transformed, profiled and autocast calls."""
+"""Calls of an op that go through torch's dispatcher: traced, transformed, profiled and autocast calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are
 
 
 def needs_dispatcher(values: Sequence[object]) -> bool:
-    """Whether torch does more with a call on `values` now than run a kernel and record it for autograd."""
+    """Whether torch currently does more with a call on `values` than run a kernel and record it for autograd."""
     return (
         _dispatch_modes() > 0
         or _transforms()
@@ -36,7 +36,7 @@ def needs_dispatcher(values: Sequence[object]) -> bool:
 
 
 def _are_all_meta(values: Sequence[object]) -> bool:
-    """Whether all tensors are on "meta", so that a call only computes shapes."""
+    """Whether all tensors are meta tensors, so that a call only computes shapes."""
     tensors = [x for x in values if isinstance(x, Tensor)]
     return bool(tensors) and all(x.is_meta for x in tensors)
 
@@ -52,7 +52,7 @@ def call_overload(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: M
 
 
 def call_in_graph(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
-    """A call that Dynamo traces: Dynamo inlines this function and puts an operator into the graph."""
+    """The result of a call that Dynamo traces: it inlines this function and puts the operator into the graph."""
     given, want_arrays = arrays_to_tensors((*tensors, *initial.values()))
     wanted = () if out is None else _wrap_in_tuple(out)
     kinds, outs = tuple([kind_of(x) for x in given]), tuple([kind_of(x) for x in wanted])
@@ -73,7 +73,7 @@ def call_in_graph(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: M
 
 
 def arrays_to_tensors(values: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Values with tensors for NumPy's arrays, and whether arrays are to come back. Dynamo traces this."""
+    """Values with NumPy arrays as tensors, and whether to return arrays. Dynamo traces this function."""
     arrays, plain = [isinstance(x, np.ndarray) for x in values], [isinstance(x, Tensor) for x in values]
     tensors = [torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in values]
     return tensors, True in arrays and True not in plain
@@ -88,9 +88,10 @@ def kind_of(x: Any) -> str:
 def _find_call_error(
     operator: str, names: tuple[str, ...], kinds: tuple[str, ...], with_out: bool, outs: tuple[str, ...]
 ) -> ErrorFields | None:
-    """The mistake in a call that the kinds of its arguments show, or None; the last of them are those of `names`.
+    """The error that the kinds of a call's arguments cause; None if they are valid.
 
-    The operator is given by its name: Dynamo of torch 2.10 takes no other object for a constant.
+    The last kinds are those of the keyword arguments `names`. The operator is a name, because Dynamo of torch 2.10
+    accepts no other object as a constant.
     """
     op = operator_named(operator)
     try:
@@ -109,18 +110,18 @@ def _find_call_error(
 
 
 def check_kind(expected: ParameterSpec, kind: str, special: bool) -> None:
-    """Check the kind of an argument, whose value is in the kernel if it is `special`. Raises ArgumentError."""
+    """Check the kind of an argument. special: whether it is specialized. Raises ArgumentError."""
     if kind != "tensor" and (expected.dims or kind not in _list_number_kinds(expected.dtype, special)):
         raise expected.kind_error(kind)
 
 
 def _list_number_kinds(dtype: DType, special: bool) -> tuple[str, ...]:
-    """The kinds of numbers that stand for a number of the def."""
+    """The kinds of Python numbers that may be passed for a number of the def."""
     return ("bool",) if dtype.is_bool else ("bool", "int") if dtype.is_integer or special else ("bool", "int", "float")
 
 
 def _check_destinations(op: DispatcherOp, kinds: Sequence[str]) -> None:
-    """Check that each output has a tensor. Raises ArgumentError."""
+    """Check that `out` has a tensor for each output. Raises ArgumentError."""
     returns = op.function.returns
     if len(kinds) != len(returns):
         raise ArgumentError(

@@ -1,6 +1,6 @@
-"""Outputs without values: the shapes that a def gives, for sizes that may still be symbols of torch.
+"""Fake outputs: the shapes of a def's outputs, for sizes that may be SymInts.
 
-Under `torch.compile` a mistake in the sizes is left to the call itself, which explains it; elsewhere it is raised here.
+Under `torch.compile`, the call itself reports invalid sizes when it runs; elsewhere they raise here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shapes = list[tuple[Any, ...]]
 
 
 def fake_outputs(call_signature: CallSignature, values: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Outputs of the right shapes on the device of the inputs, with any values. Raises ArgumentError or RangeError."""
+    """Uninitialized outputs of the right shapes on the inputs' device. Raises ArgumentError or RangeError."""
     function = call_signature.function
     tensors = [x for x in values if isinstance(x, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
@@ -35,7 +35,7 @@ def fake_outputs(call_signature: CallSignature, values: Sequence[Any]) -> tuple[
 
 
 def output_sizes(call_signature: CallSignature, values: Sequence[Any]) -> Shapes:
-    """The shape of each output for arguments of a call: inputs, then initial values."""
+    """The shape of each output. values: the inputs of a call, then the initial values."""
     compiling = torch._guards.TracingContext.try_get() is not None
     symbolic = any(isinstance(n, torch.SymInt) for n in _collect_size_numbers(values))
     if compiling:
@@ -81,7 +81,7 @@ def _shapes_without_checks(function: Function, values: Sequence[Any], symbolic: 
 
 
 def _match_sizes(function: Function, values: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
-    """The value of each size and specialized scalar, and the pairs of numbers that have to be equal."""
+    """The value of each size and specialized scalar, and pairs of (found, expected) extents that must be equal."""
     sizes: dict[str, Any] = {}
     equal: list[tuple[Any, Any]] = []
     for symbol, x in zip((*function.parameters, *function.inouts), values, strict=True):
@@ -110,10 +110,10 @@ def _evaluate_shapes(function: Function, sizes: Mapping[str, Any]) -> Shapes:
 
 
 def _clamp_extent(n: Any) -> Any:
-    """`n`, or 0 if it is negative: the call reports that mistake. A guard of the graph if that depends on sizes."""
+    """`n`, or 0 if it is negative, which the call itself reports. For a SymInt, this may add a guard to the graph."""
     if isinstance(n, int):
         return max(n, 0)
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # loaded wherever sizes are symbols
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # already imported if sizes are symbols
 
     return 0 if guard_or_false(n < 0) else n
 

@@ -1,6 +1,6 @@
-"""Mistakes found while torch traces: the graph raises them when it runs, as an eager call does.
+"""Errors found while torch traces: the graph raises them when it runs, as an eager call would.
 
-Dynamo would replace an exception raised while tracing by its own, or swallow it.
+Dynamo would replace an exception that is raised during tracing by its own, or swallow it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from .schema import NAMESPACE
 
 F = TypeVar("F", bound=Callable[..., Any])
 ErrorFields = tuple[str, str, int, int, str, str, str]
-"""An ArgumentError: its message, its source and the span in it, what was expected and found, the suggestion."""
+"""The fields of an ArgumentError: message, source, start and end of the span, expected, found, suggestion."""
 
 _registered: SingleFlightCache[str, Any] = SingleFlightCache(1)
 
 
 def dynamo_constant(call: F) -> F:
-    """Let Dynamo run a function of constants instead of tracing it, and take its result for a constant.
+    """Let Dynamo call a function of constants instead of tracing it, and treat its result as a constant.
 
-    As `torch.compiler.assume_constant_result`, which imports Dynamo.
+    Equivalent to `torch.compiler.assume_constant_result`, which imports Dynamo.
     """
     call._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return call
 
 
 def error_fields(error: ArgumentError) -> ErrorFields:
-    """An error as a value that a graph can hold. Also registers the operator that raises it."""
+    """The fields of an error, which a graph can hold. Also registers the operator that raises it."""
     _registered.get("", _register_refused_op)
     span = error.span or Span(0, 0)
     return error.message, error.source or "", span.start, span.end, error.expected, error.found, error.suggestion
 
 
 def deferred_error(words: ErrorFields, near: Sequence[Any], kinds: Sequence[tuple[int, torch.dtype]]) -> list[Tensor]:
-    """Placeholders for the results of a wrong call: tensors of these ranks and types, on the device of `near`."""
+    """Put an operator that raises the error into the graph; returns placeholders for the results of the call.
+
+    near: values of the call, whose device the placeholders have. kinds: (rank, type) of each result.
+    """
     message, source, start, end, expected, found, suggestion = words
     beside = [x.detach() for x in near if isinstance(x, Tensor)]
     ranks, types = [rank for rank, _ in kinds], [dtype for _, dtype in kinds]
@@ -59,7 +62,7 @@ def _register_refused_op() -> Any:
     library.define("refused(str[] texts, int[] span, Tensor[] near, int[] ranks, ScalarType[] types) -> Tensor[]")
     library.impl("refused", _raise_argument_error, "CompositeExplicitAutograd")
     torch.library.register_fake(name, _make_placeholders, lib=library)
-    library._register_effectful_op(name, EffectType.ORDERED)  # it runs, whether or not its results are used
+    library._register_effectful_op(name, EffectType.ORDERED)  # it runs even if its results are not used
     return library
 
 
@@ -86,7 +89,7 @@ def _make_placeholders(
 
 
 def _to_torch_type(dtype: torch.dtype | int) -> torch.dtype:
-    """A type that torch passes: some versions pass its number in a list."""
+    """A type in a list of types, for which some versions of torch pass its number."""
     if isinstance(dtype, torch.dtype):
         return dtype
     return next(t for t in TORCH_TYPES.values() if dtype_number(t) == dtype)

@@ -36,21 +36,23 @@ FOREVER = 1 << 62
 LIMIT = 64
 """Maximum number of batched forms of an operator in memory."""
 MAX_ARGUMENTS = 64
-"""How many arguments torch's operators may have; with `out`, the tensors to write to are among them."""
+"""Most arguments of torch's operators, including the tensors of `out`."""
 
 
 class DispatcherOp:
-    """A def in torch's dispatcher.
+    """A def as an operator of torch's dispatcher.
 
-    It runs the kernels of the op that was defined last with this content, or its own if none exists any more.
+    It runs the kernels of the op that was defined last with this content, or its own if that op no longer exists.
 
     Attributes:
         overload: `torch.ops.tc.<name>.default`, which takes inputs, then the initial values of in/out outputs.
         out: `torch.ops.tc.<name>.out`, which writes to the tensors that it takes by keyword.
         schema: its name and signature.
-        names, count: the initial values, and the number of inputs before them.
-        kinds: of each argument the type, whether its value is part of the kernel, and whether it has dimensions.
-        returned: of each result the number of dimensions and the type.
+        names: the names of the initial values.
+        count: the number of inputs, which come before the initial values.
+        kinds: (type, is specialized, has dimensions) of each argument; the kernel contains the value of a specialized
+            one.
+        returned: (number of dimensions, type) of each result.
         batched: its batched forms, by the names of the batched arguments.
     """
 
@@ -80,7 +82,7 @@ class DispatcherOp:
         self.batched: SingleFlightCache[tuple[str, ...], vmap.Batched] = SingleFlightCache(LIMIT)
 
     def forget(self) -> None:
-        """Drop the kernels, because calls are to be lowered in another way."""
+        """Drop the cached calls, after the options of later calls have changed."""
         self._inline_cache = self._new_inline_cache()
 
     def _new_inline_cache(self) -> InlineCache:
@@ -103,7 +105,7 @@ class DispatcherOp:
         return self.parts()[1]
 
     def run(self, *values: Any) -> Any:
-        """The kernel for tensors with memory: fresh outputs. Raises ArgumentError or RangeError."""
+        """The kernel for real tensors; returns fresh outputs. Raises ArgumentError or RangeError."""
         return self._call(values, None)
 
     def run_out(self, *values: Any, **destinations: Tensor) -> None:
@@ -127,7 +129,7 @@ class DispatcherOp:
         try:
             if (kernels := self.parts()[0]).any_cuda(plain):
                 return kernels.gpu.call(tensors, out, initial, None)
-            if self.call_cache is None or out is not None:  # else no cached call fits, or the cache has lost it
+            if self.call_cache is None or out is not None:  # otherwise the call cache has already missed
                 result = self._inline_cache.call(tensors, out, initial)
                 if result is not MISS:
                     return result
@@ -138,8 +140,7 @@ class DispatcherOp:
             raise to_public_error(error) from error
 
     def by_position(self, tensors: Sequence[Any], initial: Mapping[str, Any]) -> list[Any]:
-        """The arguments of a call in the form of the operator: numbers as tensors, except those that are part of the
-        kernel.
+        """The arguments of a call as the operator takes them: numbers are tensors, except specialized ones.
 
         Raises ArgumentError for values that are neither tensors nor numbers that the def takes.
         """
@@ -151,7 +152,7 @@ class DispatcherOp:
         ]
 
     def fake_kernel(self, *values: Any) -> Any:
-        """The kernel for tensors without values."""
+        """The kernel for fake and meta tensors."""
         outputs = fake_outputs(self.call_signature, values)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -173,7 +174,7 @@ _library: SingleFlightCache[str, Any] = SingleFlightCache(1)
 
 
 def operator_for_def(kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> DispatcherOp | None:
-    """The operator of a def, the same for every def with the same content; None if torch cannot have it."""
+    """The operator of a def, the same for every def with the same content; None if it has too many arguments."""
     function = kernels.function
     if len(function.parameters) + len(function.inouts) + len(function.returns) > MAX_ARGUMENTS:
         return None
@@ -185,7 +186,7 @@ def operator_for_def(kernels: KernelTable, gradients: Gradients, machine: Compil
 
 
 def operator_named(name: str) -> DispatcherOp:
-    """The operator whose registration under this name has begun."""
+    """The operator with this name, whose registration has begun. Raises KeyError."""
     return _begun[name]
 
 
@@ -211,14 +212,14 @@ _python_gradients: dict[Any, int] = {}
 
 
 def gradient_name(given: str | PythonGradient | None) -> str:
-    """The part of a def's content that a given gradient adds; a Python function counts by identity."""
+    """The text of a given gradient as a part of a def's content; Python functions are told apart by identity."""
     if given is None or isinstance(given, str):
         return given or ""
     return f"python {_python_gradients.setdefault(given, len(_python_gradients))}"
 
 
 def _new_library() -> Any:
-    with deferred_interrupts():  # torch imports sympy for it
+    with deferred_interrupts():  # torch imports sympy here
         _add_digest_to_graph_cache_key()
         new: Callable[..., Any] = torch.library.Library
         return new(NAMESPACE, "FRAGMENT")
@@ -227,8 +228,8 @@ def _new_library() -> Any:
 def _add_digest_to_graph_cache_key() -> None:
     """Keep torch from reusing compiled graphs on disk that another version of this package produced.
 
-    Such a graph names the operators of gradients, which another text may derive otherwise, while its key names only the
-    operators that the gradients are of.
+    Such a graph calls operators of gradients, which another version may derive differently, while its key contains only
+    the forward operators.
     """
     try:
         text = package_digest(current_store())
@@ -256,8 +257,8 @@ class Registration:
                 self._library.impl(self._name + overload, kernel, key)
 
     def register_fake_kernel(self, kernel: Callable[..., Any]) -> None:
-        """Give the kernel for tensors without values."""
-        inspect.modulesbyfile.setdefault(__file__, __name__)  # spares torch a look at every module to name this place
+        """Register the kernel for fake and meta tensors."""
+        inspect.modulesbyfile.setdefault(__file__, __name__)  # or torch searches all modules for the caller's name
         if not self.has("Meta"):
             torch.library.register_fake(self._name, kernel, lib=self._library)
 

@@ -17,10 +17,11 @@ NAMESPACE = "tc"
 class Schema:
     """The signature of a def in torch.
 
-    name: within the namespace; it depends on the content of the def.
-    functional: `name(Tensor A, SymInt k, Tensor C) -> (Tensor C)`; initial values of in/out outputs come last.
-    out: the same with the tensors to write to as keywords, as overload `out`.
-    destinations: the names of these keywords.
+    Attributes:
+        name: the name within the namespace, which depends on the content of the def.
+        functional: `name(Tensor A, SymInt k, Tensor C) -> (Tensor C)`; initial values of in/out outputs come last.
+        out: the overload `out`, which takes the tensors to write to by keyword.
+        destinations: the names of these keywords.
     """
 
     name: str

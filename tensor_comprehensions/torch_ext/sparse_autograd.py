@@ -1,7 +1,7 @@
-"""Calls with sparse operands in torch's autograd, which sees their values: plain tensors with a row per stored place.
+"""Calls with sparse operands in torch's autograd, which sees only the stored values, as plain tensors.
 
-The gradient of a sparse operand has a value for each stored place, and for no other. Patterns bypass autograd:
-integers have no gradient.
+The gradient of a sparse operand has the pattern of the operand. Patterns bypass autograd, since integers have no
+gradient.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .sparse_registration import SparseDispatcherOp
 
 RunValues = Callable[[Sequence[Any]], Sequence[Any]]
-"""Computes the results of a def for its operands by position, initial values last."""
+"""Computes the results of a def from its operands by position, initial values last."""
 
 
 def record_sparse_call(run: RunValues, gradients: Gradients, values: Sequence[Any]) -> list[Any]:
-    """The results of a call as a node of autograd's graph, over the values of sparse operands."""
+    """The results of a call, recorded in autograd's graph as a function of the values of sparse operands."""
     recording = _Recording(run, gradients, tuple(map(_make_pattern, values)), [])
     found = _Recorded.apply(recording, *map(_flatten_value, values))  # type: ignore[attr-defined]
     flat = found if isinstance(found, tuple) else (found,)
@@ -40,7 +40,7 @@ def record_sparse_call(run: RunValues, gradients: Gradients, values: Sequence[An
 
 
 def refuse_tangents(name: str, values: Sequence[Any]) -> None:
-    """Raises ArgumentError if a value has a tangent."""
+    """Raise ArgumentError if a value has a tangent, because there is no forward mode."""
     if has_tangent(map(_flatten_value, values)):
         raise ArgumentError(
             f"{name} has sparse operands, for which there is no forward mode",
@@ -50,7 +50,7 @@ def refuse_tangents(name: str, values: Sequence[Any]) -> None:
 
 @run_outside_graphs("what computes an operator is no part of a graph")
 def sparse_autograd_kernel(op: SparseDispatcherOp | BoundOp, *parts: Any) -> Any:
-    """The result of a call of an operator on parts, as a node of the graph where a value requires a gradient."""
+    """The result of a call of an operator on parts, recorded in autograd's graph if a value requires a gradient."""
     values = from_parts(op.arguments, parts)
     if forward_ad._current_level >= 0:
         refuse_tangents(op.function.name, values)
@@ -107,7 +107,11 @@ def _with_values(pattern: _Pattern | None, values: Tensor) -> Tensor | SparseTen
 class _Recording:
     """The parts of a recorded call that autograd does not see.
 
-    patterns: of the sparse operands. made: those of the results, once it has run.
+    Attributes:
+        run: computes the call.
+        gradients: the gradients of the def.
+        patterns: the patterns of the operands; None for dense ones.
+        made: the patterns of the results, filled when the call runs.
     """
 
     run: RunValues
@@ -116,14 +120,14 @@ class _Recording:
     made: list[_Pattern | None]
 
     def flat_results(self, values: Sequence[Any]) -> list[Tensor]:
-        """The flat results for flat operands."""
+        """Run the call: values of the results from values of the operands."""
         results = self.run([_with_values(p, x) for p, x in zip(self.patterns, values, strict=True)])
         self.made.extend(map(_make_pattern, results))
         return list(map(_flatten_value, results))
 
 
 class _Recorded(_SingleLevelFunction):
-    """One call, over the values of its operands."""
+    """One recorded call, as a function of the values of its operands."""
 
     @staticmethod
     def forward(ctx: Any, recording: _Recording, *values: Any) -> Any:
@@ -183,11 +187,11 @@ def _run_gradient(
     return found if isinstance(found, tuple) else (found,)
 
 
-# --- gradients at the places of an operand -------------------------------------------------------------------------
+# --- gradients with the pattern of an operand ----------------------------------------------------------------------
 
 
 def _values_at(x: Tensor | SparseTensor, pattern: _Pattern) -> Tensor:
-    """The elements of a gradient at the places of an operand, as that stores its values."""
+    """The elements of a gradient at the stored places of an operand, in the shape of the operand's values."""
     if isinstance(x, SparseTensor) and _share_level_arrays(x.levels, pattern.levels):
         return x.values
     count = pattern.format.tail(pattern.shape)
@@ -220,7 +224,7 @@ def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _linearize_coordinates(places: Tensor, shape: Sequence[int]) -> Tensor:
-    """Linearize coordinates into one integer each."""
+    """Row-major linear indices of coordinates (rank, n)."""
     number = places.new_zeros(places.shape[1])
     for row, extent in zip(places, shape, strict=True):
         number = number * extent + row

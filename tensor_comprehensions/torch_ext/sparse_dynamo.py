@@ -1,6 +1,6 @@
-"""Calls with sparse operands that Dynamo traces: the operator of the def on the parts of its operands is in the graph.
+"""Calls with sparse operands that Dynamo traces: the graph calls an operator on the parts of the operands.
 
-Dynamo takes no sparse tensors of torch. A `SparseTensor` is a plain object to it, whose fields are plain tensors.
+Dynamo does not support torch's sparse tensors. A `SparseTensor` is a plain object for it, with tensors as fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SparseCallee(Protocol):
-    """The object to call, which makes its `SparseOp` on demand."""
+    """A callable object that makes its `SparseOp` on demand."""
 
     _sparse: SparseOp | None
 
@@ -38,7 +38,7 @@ class SparseCallee(Protocol):
 
 
 SPARSE = "sparse"
-"""The kind of an operand that is passed by its parts."""
+"""The kind of a sparse operand, which is passed as its parts."""
 
 
 def is_traceable(values: Sequence[Any]) -> bool:
@@ -47,12 +47,12 @@ def is_traceable(values: Sequence[Any]) -> bool:
 
 
 def call_sparse_in_graph(op: SparseCallee, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
-    """A call that Dynamo traces: Dynamo inlines this function and puts an operator into the graph."""
+    """The result of a call that Dynamo traces: it inlines this function and puts the operator into the graph."""
     return _call_operator(op, None, tensors, out, initial)
 
 
 def call_fixed_in_graph(fixed: FixedFunction, tensors: Sequence[Any], initial: Mapping[str, Any]) -> Any:
-    """The same for a function that `assemble` returned."""
+    """As `call_sparse_in_graph`, for a function that `assemble` returned."""
     return _call_operator(fixed, fixed, tensors, None, initial)
 
 
@@ -85,7 +85,7 @@ def _call_operator(
 
 
 def _without_levels(x: Any) -> Any:
-    """A tensor that stores every element as a tensor of torch."""
+    """A `SparseTensor` of an all-dense format as a torch tensor; other values unchanged."""
     return x.as_strided() if isinstance(x, SparseTensor) and sum(_count_level_arrays(x)) == 0 else x
 
 
@@ -112,7 +112,7 @@ def _resolve_operator(
     with_out: bool,
     *formats: Format,
 ) -> tuple[str, ErrorFields | None]:
-    """The name of the operator for a call, or the mistake in the call, whose last operands are those of `names`."""
+    """The name of the operator for a call, or the error in the call. The last operands are those of `names`."""
     sparse = op.sparse_op
     try:
         if with_out and not isinstance(op, FixedFunction):
@@ -133,7 +133,7 @@ def _formats_by_name(
     forms: Sequence[tuple[int, ...]],
     formats: Sequence[Format],
 ) -> dict[str, Format]:
-    """The formats of the sparse operands. Raises ArgumentError for an operand that the def does not take."""
+    """The formats of the sparse operands, by name. Raises ArgumentError for an operand that the def does not take."""
     kernels, call_signature = sparse.kernels, sparse.kernels.call_signature
     specs: dict[str, ParameterSpec] = {p.name: p for p in (*call_signature.parameters, *call_signature.initial)}
     order = (*(p.name for p in call_signature.parameters), *names)
@@ -155,7 +155,7 @@ def _formats_by_name(
 
 
 def _place_holders(sparse: SparseOp, mistake: ErrorFields, given: Sequence[Any]) -> Any:
-    """Placeholders for the results of a wrong call; the graph raises when it runs."""
+    """Placeholders for the results of an invalid call; the graph raises the error when it runs."""
     near = [x.values if isinstance(x, SparseTensor) else x for x in given]
     kinds = [(rank if arrays is None else 1, dtype) for rank, dtype, _, arrays in sparse.returned]
     found = deferred_error(mistake, near, kinds)

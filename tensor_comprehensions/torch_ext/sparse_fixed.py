@@ -1,7 +1,7 @@
-"""Calls of functions that `assemble` returned, also in graphs, where an operator takes the stored places of results.
+"""Calls of functions that `assemble` returned, eager and in graphs.
 
-The operator returns values only. Its last argument is the number of the function, which checks the stored places of
-operands when the graph runs.
+In a graph, an operator takes the levels of the results as arguments and returns only values. Its last argument is the
+number of the function, which checks the patterns of operands when the graph runs.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 _is_traced = torch.compiler.is_dynamo_compiling
 _numbers = count()
 _functions: WeakValueDictionary[int, FixedFunction] = WeakValueDictionary()
-"""The functions that graphs may call, by their numbers."""
+"""The functions that graphs may call, by number."""
 
 
 class FixedFunction:
-    """The function that `assemble` returns: its operands have fixed stored places, and so have its results.
+    """The function that `assemble` returns: operands and results have fixed patterns.
 
     Attributes:
-        levels: of the sparse results, by name.
-        number: by which graphs call it.
+        levels: the levels of the sparse results, by name.
+        number: the number by which graphs call it.
     """
 
     def __init__(self, op: SparseOp, patterns: FixedPatterns) -> None:
@@ -78,13 +78,13 @@ class FixedFunction:
         return self.sparse_op.call_eagerly(self.patterns.run, values, initial)
 
     def _dispatch(self, values: Sequence[Any], initial: dict[str, Any]) -> Any:
-        """A call through the operator: torch traces, transforms, watches or casts it."""
+        """The result of a call through the dispatcher, because torch traces, transforms, profiles or casts it."""
         whole, operands = self.sparse_op.operator_for_call(values, initial)
         results = fixed_operator(whole).call(operands, self.level_arrays(whole.returns), self.number)
         return results_in_caller_kind(dict(zip(whole.function.returns, results, strict=True)), values)
 
     def level_arrays(self, returns: Sequence[SparseReturn]) -> list[Tensor]:
-        """All arrays of the levels of results that do not have the places of an operand."""
+        """All level arrays of results that do not share the pattern of an operand."""
         return [x for r in returns if _has_own_levels(r) for x in arrays_of(self.levels[r.name])]
 
 
@@ -93,12 +93,12 @@ def _has_own_levels(r: SparseReturn) -> bool:
 
 
 class FixedDispatcherOp:
-    """The operator of a def for results with given stored places.
+    """The operator of a def for results with given patterns.
 
     Attributes:
-        whole: the operator that also computes these places.
+        whole: the operator that also computes the patterns.
         signature: its signature: the arguments of `whole`, the levels of results, the number of the function.
-        names: of the initial values. arguments: the operands, as those of `whole`.
+        names, arguments, returns: as in `whole`.
     """
 
     overload: Overload
@@ -109,11 +109,11 @@ class FixedDispatcherOp:
         self._num_levels = sum(sum(r.arrays or ()) for r in self.returns if _has_own_levels(r))
 
     def call(self, values: Sequence[Any], levels: Sequence[Tensor], number: int) -> list[Any]:
-        """The results of the function with this number, for operands by position and given levels of results."""
+        """The results of the function `number`, for operands by position and given levels of results."""
         return self.join(values, levels, self.overload(*to_parts(self.arguments, values), *levels, number))
 
     def join(self, values: Sequence[Any], levels: Sequence[Tensor], found: Any) -> list[Any]:
-        """The results, from the operands, the levels of results and the outputs of the operator."""
+        """Build the results from the operands, the levels of results and the outputs of the operator."""
         results: list[Any] = []
         n = 0
         for r, x in zip(self.returns, found if isinstance(found, (tuple, list)) else (found,), strict=True):
@@ -129,12 +129,12 @@ class FixedDispatcherOp:
         return results
 
     def _split(self, parts: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Tensor], int]:
-        """The parts of the operands, the levels of results, the number."""
+        """Split arguments into the parts of the operands, the levels of results, and the number."""
         first = len(parts) - 1 - self._num_levels
         return parts[:first], parts[first:-1], parts[-1]
 
     def run(self, *parts: Any) -> Any:
-        """The kernel for tensors with memory. Raises ArgumentError or RangeError."""
+        """The kernel for real tensors. Raises ArgumentError or RangeError."""
         found = run_without_gradients(self._compute, parts)
         return found[0] if len(found) == 1 else tuple(found)
 
@@ -153,7 +153,7 @@ class FixedDispatcherOp:
         return [x.values if isinstance(x, SparseTensor) else x for x in results]
 
     def fake_kernel(self, *parts: Any) -> Any:
-        """The kernel for tensors without values."""
+        """The kernel for fake and meta tensors."""
         operands, levels, _ = self._split(parts)
         values, found, n = from_parts(self.arguments, operands), list[Tensor](), 0
         device = next((x.device for x in values if isinstance(x, (Tensor, SparseTensor))), torch.device("cpu"))
@@ -171,7 +171,7 @@ class FixedDispatcherOp:
         return found[0] if len(found) == 1 else tuple(found)
 
     def autograd_kernel(self, *parts: Any) -> Any:
-        """The result of a call as a node of the graph where a value requires a gradient."""
+        """The result of a call, recorded in autograd's graph if a value requires a gradient."""
         operands, levels, number = self._split(parts)
         return sparse_autograd_kernel(BoundOp(self, tuple(levels), number), *operands)
 
@@ -181,7 +181,7 @@ class FixedDispatcherOp:
         return without_autocast(self.arguments, operands, lambda cast: self.overload(*cast, *levels, number))
 
     def vmap_kernel(self, *parts: Any) -> Any:
-        """Raises ArgumentError: batches have no assembled form."""
+        """Raise ArgumentError, because assembled functions do not support vmap."""
         raise ArgumentError(
             f"a function that {self.whole.function.name}.assemble returned takes no batch of vmap",
             suggestion=f"vmap over {self.whole.function.name} itself",
@@ -190,7 +190,7 @@ class FixedDispatcherOp:
 
 @dataclass(frozen=True)
 class BoundOp:
-    """An operator for given levels of results, as autograd calls it: with the operands alone."""
+    """A `FixedDispatcherOp` with the levels and the number bound, so that autograd calls it with operands alone."""
 
     fixed: FixedDispatcherOp
     levels: tuple[Tensor, ...]
@@ -224,7 +224,7 @@ _begun: dict[str, FixedDispatcherOp] = {}
 
 
 def fixed_operator(whole: SparseDispatcherOp) -> FixedDispatcherOp:
-    """The operator of a def for results with given stored places, from the one that computes them, too."""
+    """The operator for results with given patterns. whole: the operator that also computes the patterns."""
 
     def make() -> FixedDispatcherOp:
         left = _begun.get(whole.signature.name)

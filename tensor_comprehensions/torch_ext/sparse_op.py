@@ -1,4 +1,4 @@
-"""Calls of defs with sparse operands: eager, recorded, and through torch's dispatcher."""
+"""Calls of defs with sparse operands: eager, recorded by autograd, and through torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ RunCall = Callable[[SparseCall], dict[str, Any]]
 """Computes the results of a def for checked operands."""
 
 LIMIT = 64
-"""For how many formats of the operands the gradients and the operators of one def are kept."""
+"""Most combinations of operand formats for which the gradients and operators of one def are cached."""
 
 
 class SparseOp:
     """A def that is called with sparse operands, and whose calls autograd can differentiate.
 
     Args:
-        kernels: of the def. given: its gradient, where the user gave one.
+        kernels: the kernels of the def.
         make_dense: makes an operator of a def without sparse tensors.
+        given: the gradient that the user gave; None derives it.
     """
 
     def __init__(
@@ -57,18 +58,18 @@ class SparseOp:
         self._gradients: SingleFlightCache[Hashable, Gradients] = SingleFlightCache(LIMIT)
         self._operators: SingleFlightCache[Hashable, SparseDispatcherOp] = SingleFlightCache(LIMIT)
         self.direct = FastCalls()
-        """The fast paths for calls like two that had the same stored places and no gradient."""
+        """The fast paths for calls with the patterns of at least two earlier calls, and without gradients."""
         self._seen: dict[Hashable, int] = {}
-        """How often there were calls of a kind: once, or more often."""
+        """How many calls had these patterns and shapes: 1, or 2 for more."""
         self.in_graphs = SimpleNamespace()
-        """The operators that graphs of Dynamo call, by their names."""
+        """The operators that Dynamo's graphs call, by name."""
         results = (kernels.function.tensor(r) for r in kernels.function.returns)
         self.returned = tuple((t.rank, TORCH_TYPES[t.dtype], *storage_of(t)) for t in results)
-        """Of each result the number of dimensions, the type, the format and how many arrays its levels have."""
+        """(number of dimensions, type, format, number of arrays of each level) of each result."""
 
     @staticmethod
     def of(function: Function, make_dense: Callable[[Function], Run], given: Any = None) -> SparseOp:
-        """A def with formats."""
+        """The `SparseOp` of a def whose formats are declared."""
         return SparseOp(SparseKernels(CallSignature.of(function)), make_dense, given)
 
     def __call__(self, *values: Any, **initial: Any) -> Any:
@@ -77,7 +78,7 @@ class SparseOp:
         return self.call_eagerly(self.kernels.run, values, initial)
 
     def assemble(self, *values: Any, **initial: Any) -> FixedFunction:
-        """The def for operands with the stored places of these, of which a call computes the values of results only."""
+        """The def for operands with the patterns of these: a function whose calls compute only values of results."""
         with torch.no_grad():
             patterns = fixed_patterns.FixedPatterns(self.kernels, self.kernels.accept(values, initial))
         return sparse_fixed.FixedFunction(self, patterns)
@@ -85,7 +86,7 @@ class SparseOp:
     # --- operators of torch --------------------------------------------------------------------------------------
 
     def operator(self, formats: Mapping[str, Format]) -> SparseDispatcherOp:
-        """The operator for operands of these formats. Raises ArgumentError if torch cannot have such an operator."""
+        """The operator for operands of these formats. Raises ArgumentError if it would have too many arguments."""
 
         def make() -> SparseDispatcherOp:
             return sparse_registration.sparse_operator(self, self.kernels.function_for(formats))
@@ -93,7 +94,7 @@ class SparseOp:
         return self._operators.get(tuple(formats.items()), make)
 
     def _dispatch(self, values: Sequence[Any], initial: Mapping[str, Any]) -> Any:
-        """A call through the operator: torch traces, transforms, watches or casts it."""
+        """The result of a call through the dispatcher, because torch traces, transforms, profiles or casts it."""
         operator, operands = self.operator_for_call(values, initial)
         results = operator.call(operands)
         return results_in_caller_kind(dict(zip(self.kernels.function.returns, results, strict=True)), values)
@@ -101,7 +102,7 @@ class SparseOp:
     def operator_for_call(
         self, values: Sequence[Any], initial: Mapping[str, Any]
     ) -> tuple[SparseDispatcherOp, list[Any]]:
-        """The operator for operands in these formats, and the operands as it takes them. Raises ArgumentError."""
+        """The operator for a call, and the operands by position, initial values last. Raises ArgumentError."""
         check_names(self.kernels.call_signature, values, initial)
         names = [p.name for p in self.kernels.call_signature.initial]
         operands = self.kernels.stored_operands((*values, *(initial[n] for n in names)))
@@ -111,7 +112,7 @@ class SparseOp:
     # --- eager calls ---------------------------------------------------------------------------------------------
 
     def call_eagerly(self, run: RunCall, values: Sequence[Any], initial: Mapping[str, Any]) -> Any:
-        """A call whose results `run` computes, as a node of autograd's graph where a value requires a gradient."""
+        """The results of `run` for a call, recorded in autograd's graph if an operand requires a gradient."""
         call = self.kernels.accept(values, initial)
         operands = [x.values for x in call.sparse.values()]
         operands += call.dense.values()
@@ -127,7 +128,7 @@ class SparseOp:
         return results_in_caller_kind(results, values)
 
     def _add_fast_call(self, call: SparseCall, values: Sequence[Any], results: Mapping[str, Any]) -> None:
-        """Make a fast path for the second call of a kind. Ever new patterns would each make one in vain."""
+        """Make a fast path for the second call with the same patterns; for the first, it might never be used."""
         kinds = (x.shape if isinstance(x, torch.Tensor) and x.layout is torch.strided else type(x) for x in values)
         key = (*map(weakref.ref, call.structures.values()), *kinds)
         times = self._seen.get(key, 0)
@@ -138,12 +139,12 @@ class SparseOp:
         self._seen[key] = min(2, times + 1)
 
     def gradients_of(self, function: Function) -> Gradients:
-        """The gradients of the def with the formats that it has in a call."""
+        """The gradients of the def with the formats of a call."""
         key = tuple((t.name, t.format) for t in function.tensors)
         return self._gradients.get(key, lambda: Gradients(function, self.given, self.make, keep=False))
 
     def make(self, function: Function) -> Run:
-        """A def that belongs to this one, as an operator."""
+        """Make an operator of a def that belongs to this one, such as a gradient."""
         return SparseOp.of(function, self.make_dense) if function.is_sparse else self.make_dense(function)
 
     @staticmethod

@@ -1,7 +1,8 @@
-"""Signatures of defs with sparse tensors as torch operators: each sparse tensor is passed and returned as its parts.
+"""Signatures of defs with sparse tensors as torch operators, which take and return each sparse tensor as its parts.
 
 The parts are the arrays pos and crd of the levels, and the values: plain tensors, which torch traces, saves and
-differentiates. The formats are part of the operator's name. Code that Dynamo traces here is plain Python on tuples.
+differentiates. The formats are part of the operator's name. Dynamo traces some functions here, so they are plain Python
+on tuples.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ from .schema import free_argument_name
 
 SizeProgram = tuple[tuple[str, int, int], ...]
 """A size in reverse Polish notation: ("number", n, 0), ("extent", operand, dimension), ("scalar", operand, 0), or an
-operation on the last two."""
+operation ("+", 0, 0) on the two topmost values."""
 
 
 @dataclass(frozen=True)
 class SparseArgument:
-    """An operand. arrays: how many each level has, None of a dense tensor. is_number: its value is in the kernel."""
+    """An operand.
+
+    Attributes:
+        format: the format; None for a dense tensor.
+        arrays: the number of arrays of each level; None for a dense tensor.
+        is_number: whether it is a specialized number, whose value the kernel contains.
+    """
 
     name: str
     dtype: DType
@@ -44,8 +51,11 @@ class SparseArgument:
 class SparseReturn:
     """A result.
 
-    format, arrays: as of an operand. source: the place of the operand whose stored places it has; -1: none.
-    extents: its shape. count: how many tensors the operator returns for it.
+    Attributes:
+        format, arrays: as in `SparseArgument`.
+        source: the position of the operand whose pattern it shares; -1: none.
+        extents: its shape.
+        count: how many tensors the operator returns for it.
     """
 
     name: str
@@ -62,7 +72,10 @@ class SparseReturn:
 class PartSignature:
     """A def as an operator on parts.
 
-    name: within the namespace, as torch calls it. declared: the arguments, as torch declares them.
+    Attributes:
+        name: the name within torch's namespace `tc`.
+        declared: the declarations of the arguments in torch's schema.
+        arguments, returns: the operands and results that the parts belong to.
     """
 
     name: str
@@ -108,7 +121,7 @@ def part_signature(function: Function, gradient: str) -> PartSignature:
 
 
 def fixed_signature(whole: PartSignature) -> PartSignature:
-    """The signature for results with given stored places, which are arguments behind the operands, and a number."""
+    """The signature for results with given patterns: after the operands, it takes their level arrays and a number."""
     names = {d.split()[-1] for d in whole.declared}
     words = [f"{r.name}_level{n}" for r in whole.returns for n in range(r.count - 1)]
     levels = (f"Tensor {free_argument_name(word, names)}" for word in words)
@@ -131,7 +144,7 @@ def _declare_argument(a: SparseArgument, names: set[str]) -> list[str]:
 
 
 def _compile_extent(x: Value, function: Function) -> SizeProgram:
-    """An extent, which is at least 0."""
+    """The program of an extent, whose value is at least 0."""
     program = _compile_size(x, function)
     return program if len(program) == 1 else (*program, ("number", 0, 0), ("max", 0, 0))
 
@@ -163,7 +176,7 @@ def _compile_atom(
 
 
 def _places_of_sizes(function: Function) -> dict[str, tuple[str, int, int]]:
-    """Where the operands say how large each size and each number is."""
+    """The step of a `SizeProgram` that reads each size, and each specialized number, from the operands."""
     found: dict[str, tuple[str, int, int]] = {}
     for n, t in enumerate((*function.parameters, *function.inouts)):
         if t.is_compile_time:
@@ -178,7 +191,7 @@ def _places_of_sizes(function: Function) -> dict[str, tuple[str, int, int]]:
 
 
 def evaluate_size(program: SizeProgram, values: Sequence[Any]) -> Any:
-    """A size for operands that each are a number or have a shape; it may be a symbol of torch."""
+    """The value of a size program. values: the operands, numbers or objects with a shape. May return a SymInt."""
     stack: list[Any] = []
     for op, a, b in program:
         if op == "number":
@@ -204,7 +217,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def to_parts(arguments: Sequence[SparseArgument], values: Sequence[Any]) -> list[Any]:
-    """The operands of a call as the operator takes them."""
+    """Split the operands of a call into the arguments of the operator."""
     parts: list[Any] = []
     for argument, x in zip(arguments, values, strict=True):
         if argument.arrays is None:
@@ -228,7 +241,7 @@ def arrays_of(levels: Sequence[Level]) -> list[Tensor]:
 
 
 def from_parts(arguments: Sequence[SparseArgument], parts: Sequence[Any]) -> list[Any]:
-    """The operands of a call, from the arguments of the operator."""
+    """Build the operands of a call from the arguments of the operator."""
     values, n = [], 0
     for argument in arguments:
         if argument.arrays is None:
@@ -259,7 +272,7 @@ def to_levels(counts: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Level, .
 
 
 def results_from_parts(returns: Sequence[SparseReturn], values: Sequence[Any], found: Any) -> list[Any]:
-    """The results, from the operands and the outputs of the operator."""
+    """Build the results from the operands and the outputs of the operator."""
     parts = found if isinstance(found, (tuple, list)) else (found,)
     results, n = [], 0
     for r in returns:
@@ -277,7 +290,7 @@ def results_from_parts(returns: Sequence[SparseReturn], values: Sequence[Any], f
 
 
 def results_to_parts(returns: Sequence[SparseReturn], results: Sequence[Any], index: torch.dtype) -> list[Tensor]:
-    """The outputs of the operator, with arrays of the type `index`."""
+    """Split the results into the outputs of the operator, with level arrays of the type `index`."""
     parts: list[Tensor] = []
     for r, x in zip(returns, results, strict=True):
         if r.arrays is not None and r.source < 0:
@@ -287,7 +300,7 @@ def results_to_parts(returns: Sequence[SparseReturn], results: Sequence[Any], in
 
 
 def index_dtype_of(values: Sequence[Any]) -> torch.dtype:
-    """The type of the arrays of results that have stored places of their own."""
+    """The type of level arrays of results with a pattern of their own: int64 if an operand has it."""
     types = {x.index_dtype for x in values if isinstance(x, SparseTensor)}
     return torch.int64 if torch.int64 in types else torch.int32
 
@@ -295,7 +308,7 @@ def index_dtype_of(values: Sequence[Any]) -> torch.dtype:
 def fake_parts(
     returns: Sequence[SparseReturn], values: Sequence[Any], new_count: Callable[[], Any], types: Mapping[DType, Any]
 ) -> list[Tensor]:
-    """The outputs of the operator, without values; `new_count` gives numbers of elements that depend on data."""
+    """The outputs of the operator as fake tensors. new_count: returns a new symbol for a size that depends on data."""
     index = index_dtype_of(values)
     device = next((x.device for x in values if isinstance(x, (Tensor, SparseTensor))), torch.device("cpu"))
     parts: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The registration of defs with sparse tensors: one operator of torch for each def and the formats of its operands."""
+"""Registration of defs with sparse tensors: one operator of torch for each def and combination of operand formats."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ if TYPE_CHECKING:
     from .sparse_op import SparseOp
 
 MAX_PARTS = 64
-"""How many arguments and results torch's operators may have together."""
+"""Most arguments and results of torch's operators together."""
 _CASTING = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 
 
 class SparseDispatcherOp:
-    """A def for operands of given formats in torch's dispatcher.
+    """A def for operands of given formats as an operator of torch's dispatcher.
 
-    It runs the kernels of the def that was used last with this content, or its own if none exists any more.
+    It runs the kernels of the def that was used last with this content, or its own if that no longer exists.
 
     Attributes:
         function: the def with these formats.
-        signature: its signature. arguments, returns: the same, by operand and by result.
-        names, count: the initial values, and the number of operands before them.
+        signature: its signature.
+        arguments, returns: the operands and results of the signature.
+        names: the names of the initial values.
+        count: the number of operands before the initial values.
         overload: `torch.ops.tc.<name>.default`.
         batched: its batched forms, by the names of the batched arguments.
     """
@@ -85,11 +87,11 @@ class SparseDispatcherOp:
         return self.join(values, self.overload(*to_parts(self.arguments, values)))
 
     def join(self, values: Sequence[Any], found: Any) -> list[Any]:
-        """The results, from the operands and the outputs of the operator."""
+        """Build the results from the operands and the outputs of the operator."""
         return results_from_parts(self.returns, values, found)
 
     def hand_back(self, results: Sequence[Any]) -> Any:
-        """The results of a call as outputs of the operator."""
+        """Split the results of a call into the outputs of the operator."""
         parts = [x for r, result in zip(self.returns, results, strict=True) for x in self._parts_of(r.source, result)]
         return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -100,7 +102,7 @@ class SparseDispatcherOp:
         return [result.values] if source >= 0 else [*arrays_of(result.levels), result.values]
 
     def run(self, *parts: Any) -> Any:
-        """The kernel for tensors with memory. Raises ArgumentError or RangeError."""
+        """The kernel for real tensors. Raises ArgumentError or RangeError."""
         found = run_without_gradients(self._compute, parts)
         return found[0] if len(found) == 1 else tuple(found)
 
@@ -113,7 +115,7 @@ class SparseDispatcherOp:
         return results_to_parts(self.returns, results, index_dtype_of(values))
 
     def fake_kernel(self, *parts: Any) -> Any:
-        """The kernel for tensors without values."""
+        """The kernel for fake and meta tensors."""
 
         def new_count() -> Any:
             return torch.library.get_ctx().new_dynamic_size()
@@ -126,16 +128,16 @@ class SparseDispatcherOp:
         return without_autocast(self.arguments, parts, lambda cast: self.overload(*cast))
 
     def autograd_kernel(self, *parts: Any) -> Any:
-        """The result of a call as a node of the graph where a value requires a gradient."""
+        """The result of a call, recorded in autograd's graph if a value requires a gradient."""
         return sparse_autograd.sparse_autograd_kernel(self, *parts)
 
     def vmap_kernel(self, *parts: Any) -> Any:
-        """The result of a call for a batch."""
+        """The result of a call under vmap."""
         return sparse_vmap.sparse_vmap_kernel(self, *parts)
 
 
 def without_autocast(arguments: Sequence[SparseArgument], parts: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
-    """`run` on parts that are cast to the declared types, without casting inside."""
+    """The result of `run` on parts cast to the declared types, with autocast off inside."""
     values = from_parts(arguments, parts)
     with torch._C._ExcludeDispatchKeyGuard(_CASTING):
         cast = [_cast(a.dtype, x) for a, x in zip(arguments, values, strict=True)]
@@ -154,7 +156,7 @@ def _cast(dtype: Any, x: Any) -> Any:
 
 _operators: SingleFlightCache[str, SparseDispatcherOp] = SingleFlightCache(FOREVER)
 _begun: dict[str, SparseDispatcherOp] = {}
-"""Operators whose registration has begun; an interrupted one is continued, since torch takes no name twice."""
+"""Operators whose registration has begun. An interrupted one is resumed, since torch accepts no name twice."""
 
 
 def sparse_operator(op: SparseOp, function: Function) -> SparseDispatcherOp:
@@ -185,7 +187,7 @@ def _register_operator(signature: PartSignature, function: Function, op: SparseO
 
 
 def register_parts(made: SparseDispatcherOp | FixedDispatcherOp, again: bool) -> None:
-    """Register an operator on parts with torch. again: parts of it may exist already."""
+    """Register an operator on parts with torch. again: whether an interrupted registration may have left some of it."""
     name = made.signature.name
     registration = Registration(name, again)
     registration.define(made.signature.schema, (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))

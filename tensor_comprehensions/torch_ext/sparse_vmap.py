@@ -1,4 +1,4 @@
-"""`torch.vmap` of an operator with sparse operands: a batch of dense operands, or of the values of sparse ones."""
+"""`torch.vmap` of an operator with sparse operands, over dense operands or over the values of sparse ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .sparse_registration import SparseDispatcherOp
 
 Batched = tuple[Callable[..., Any], Function, frozenset[str]]
-"""The batched def as an operator and as a function, and its results that have the batch."""
+"""The batched def as an operator and as a function, and the names of its batched results."""
 
 
 def sparse_vmap_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
-    """The result of a call under a vmap that has a dimension of some of `parts`."""
+    """The result of a call under a vmap that batches some of `parts`."""
     from torch._functorch.autograd_function import custom_function_call_vmap_helper
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
@@ -34,7 +34,7 @@ def sparse_vmap_kernel(op: SparseDispatcherOp, *parts: Any) -> Any:
 
 
 def _run_batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: Sequence[Any]) -> tuple[Any, Any]:
-    """The outputs of the operator for a batch, and the batch dimension of each tensor."""
+    """The outputs of the operator for a batch, and the batch dimension of each; None: not batched."""
     dimensions = [None if isinstance(d, list) else d for d in dimensions]
     parts = [x if d is None else x.movedim(d, 0) for x, d in zip(parts, dimensions, strict=True)]
     over, values_over = _batched_operands(op, dimensions)
@@ -53,7 +53,7 @@ def _run_batch(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], par
 
 
 def _batched_operands(op: SparseDispatcherOp, dimensions: Sequence[Any]) -> tuple[set[str], set[str]]:
-    """The dense operands, and the sparse ones, that have the batch. Raises ArgumentError if a pattern has it."""
+    """The names of the batched dense and sparse operands. Raises ArgumentError if a pattern is batched."""
     dense, sparse, n = set(), set(), 0
     for a in op.arguments:
         if a.arrays is None:
@@ -81,7 +81,7 @@ def _make_batched(op: SparseDispatcherOp, names: tuple[str, ...]) -> Batched:
 
 
 def _one_by_one(op: SparseDispatcherOp, size: int, dimensions: Sequence[Any], parts: Sequence[Any]) -> tuple[Any, Any]:
-    """A call for each element; sparse results have the same stored places, which the operands decide."""
+    """One call for each element of the batch; sparse results have the same pattern, which depends on the operands'."""
     _check_patterns(op)
     count = max(size, 1)
     calls = []
@@ -103,12 +103,12 @@ def _select_batch_element(x: Any, dimension: int | None, n: int, size: int) -> A
 
 
 def _pattern_places(op: SparseDispatcherOp) -> list[bool]:
-    """For each tensor that the operator returns, whether it is part of a pattern."""
+    """For each tensor that the operator returns, whether it is an array of a pattern."""
     return [n + 1 < r.count for r in op.returns for n in range(r.count)]
 
 
 def _check_patterns(op: SparseDispatcherOp) -> None:
-    """Raises ArgumentError if stored places of a result follow values, which differ within the batch."""
+    """Raise ArgumentError if the pattern of a result depends on values, which differ within the batch."""
     shared = shared_patterns(op.function)
     for s in op.function.statements:
         reads = [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]

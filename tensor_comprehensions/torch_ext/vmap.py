@@ -1,4 +1,4 @@
-"""`torch.vmap` of an operator: the def with one more index, which is exact and one kernel for the whole batch."""
+"""`torch.vmap` of an operator: the def with one more index, so that one kernel computes the whole batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Batched = tuple[Callable[..., Any], Function, frozenset[str]]
 
 
 def vmap_kernel(op: DispatcherOp, *values: Any) -> Any:
-    """The result of a call under a vmap that has a dimension of some of `values`."""
+    """The result of a call under a vmap that batches some of `values`."""
     from torch._functorch.autograd_function import custom_function_call_vmap_helper
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
@@ -33,14 +33,14 @@ def vmap_kernel(op: DispatcherOp, *values: Any) -> Any:
 
 
 def refuse_out_under_vmap(op: DispatcherOp, *_: Any, **__: Any) -> None:
-    """A call under a vmap that writes to given tensors, which need not have the batch. Raises ArgumentError."""
+    """Raise ArgumentError for a call with `out` under vmap, because `out` may lack the batch dimension."""
     raise ArgumentError(
         f"a call of {op.function.name} with 'out' cannot be batched by vmap", suggestion="leave 'out' away"
     )
 
 
 def _apply_vmap_rule(op: DispatcherOp, size: int, dimensions: Dimensions, values: Sequence[Any]) -> tuple[Any, Any]:
-    """The results, and the dimension of each that is the batch; `dimensions` are those of the arguments."""
+    """The results and their batch dimensions. dimensions: the batch dimensions of the arguments; None: not batched."""
     values = [x if d is None else x.movedim(d, 0) for x, d in zip(values, dimensions, strict=True)]
     if op.gradients.given is not None:  # a user's gradient cannot be batched
         return _one_by_one(op, size, dimensions, values)
