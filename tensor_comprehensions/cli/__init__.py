@@ -1,1 +1,1 @@
-"""The commands of `tensorc` beyond `show` and `run`: the cache, tuning, contractions, sparse expressions."""
+"""The command line `tensorc`."""

@@ -1,4 +1,4 @@
-"""`python -m tensor_comprehensions.cli` is `tensorc`."""
+"""Makes `python -m tensor_comprehensions.cli` run `tensorc`."""
 
 import sys
 

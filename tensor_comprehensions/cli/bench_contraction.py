@@ -1,4 +1,4 @@
-"""`tensorc contract`: rank, measure and emit the ways to lower a tensor contraction."""
+"""`tensorc contract`: rank, measure and emit schedules of a tensor contraction."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ContractionSpec:
     """`C = A * B`, summed over the indices that C lacks. In each tensor the leftmost index has stride 1.
 
     Attributes:
-        c, a, b: the indices, one letter each.
-        sizes: the extent of each.
+        c, a, b: the indices of each tensor, one letter per index.
+        sizes: the extent of each index.
         dtype: "float" or "double".
     """
 
@@ -53,7 +53,7 @@ class ContractionSpec:
 
     @classmethod
     def parse(cls, text: str, sizes: Mapping[str, float], dtype: str) -> ContractionSpec:
-        """`abcd-aebf-fdec`. Raises ArgumentError."""
+        """Parse a contraction such as `abcd-aebf-fdec`. Raises ArgumentError."""
         match = re.fullmatch(r"([a-z]+)-([a-z]*)-([a-z]*)", text)
         if match is None:
             raise ArgumentError(
@@ -81,7 +81,7 @@ class ContractionSpec:
 
     @property
     def source(self) -> str:
-        """As a def, whose tensors are row-major: the indices are in reverse order."""
+        """The contraction as a def. Its tensors are row-major, so the indices are in reverse order."""
         c, a, b = (t[::-1] for t in (self.c, self.a, self.b))
         first, second = (f"{self.dtype}({','.join(f'N{i}' for i in t)})" for t in (a, b))
         product = f"A({','.join(a)}) * B({','.join(b)})"
@@ -93,7 +93,7 @@ class ContractionSpec:
 
     @only_tc_errors
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Random factors."""
+        """Random operands A and B."""
         generator = torch.Generator().manual_seed(0)
         shapes = ([self.sizes[i] for i in reversed(t)] for t in (self.a, self.b))
         a, b = (torch.rand(s, generator=generator, dtype=TYPES[self.dtype]) * 2 - 1 for s in shapes)
@@ -116,7 +116,7 @@ class ContractionSpec:
 
 
 def add_contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command and its arguments."""
+    """Add `contract` and its arguments."""
     parser = commands.add_parser(
         "contract",
         help="show, measure and emit the ways to compute a tensor contraction",
@@ -139,7 +139,7 @@ def add_contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
 
 
 def run_contract(options: argparse.Namespace) -> int:
-    """List the candidates, the winner first; explain and emit it as asked."""
+    """List the candidates, the winner first, and explain and emit the winner if requested. Returns 0."""
     contraction = ContractionSpec.parse(options.contraction, parse_sizes(options.sizes), options.dtype)
     if options.threads:
         _set_threads(options.threads)
@@ -177,9 +177,13 @@ def _set_threads(number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """A way to compute the contraction. cycles: predicted for one core. seconds: measured, or None.
+    """A way to compute the contraction.
 
-    pipeline: None for the default of an untuned call if it splits the sum, which no schedule expresses.
+    Attributes:
+        pipeline: the schedule; None for the default of an untuned call if it splits the sum, which no schedule
+            expresses.
+        cycles: predicted cycles of one core; None if unknown.
+        seconds: the measured time of a call; None if not measured.
     """
 
     pipeline: Schedule | None
@@ -231,7 +235,7 @@ def _format_candidate_table(rows: Sequence[CandidateRow], flops: int) -> Iterato
 
 
 def clock_rate() -> float | None:
-    """Cycles per second of the fastest core now, if the system reports it."""
+    """The current clock rate of the fastest core in Hz; None if the system does not report it."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

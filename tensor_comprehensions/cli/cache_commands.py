@@ -18,7 +18,7 @@ from ..dispatch.cache_entry import CacheEntry
 
 Namespace = argparse.Namespace
 EntryOf = Callable[[Namespace], CacheEntry]
-"""Makes the entry that a def and sizes on the command line mean."""
+"""Returns the cache entry for the def and sizes on the command line."""
 
 
 def add_cache_parser(
@@ -26,7 +26,7 @@ def add_cache_parser(
     add_def: Callable[[argparse.ArgumentParser], None],
     entry_of: EntryOf,
 ) -> None:
-    """Add `cache` and its commands; `add_def` adds the arguments that `cache_entry_of` reads."""
+    """Add `cache` and its commands. add_def: adds the arguments that `entry_of` reads."""
     parser = commands.add_parser(
         "cache", help="list, explain, verify, merge and clear the cache of kernels and measurements"
     )
@@ -71,7 +71,7 @@ def add_cache_parser(
 
 
 def _open_store(arguments: Namespace, mode: str = "readwrite") -> Store:
-    """The cache that a command works on. Raises CacheError if it does not exist."""
+    """The cache that a command works on. Raises CacheError if there is no folder, or none to read."""
     base = current_store()
     root = arguments.dir if arguments.dir is not None else base.root
     if root is None:
@@ -84,7 +84,7 @@ def _open_store(arguments: Namespace, mode: str = "readwrite") -> Store:
     return Store(root, mode, strict=base.strict, limit=base.limit, secret=base.secret)
 
 
-# --- looking -----------------------------------------------------------------------------------------------------
+# --- inspect -----------------------------------------------------------------------------------------------------
 
 
 def _list(arguments: Namespace) -> int:
@@ -104,7 +104,7 @@ def _list(arguments: Namespace) -> int:
 
 
 def _title(key: Key) -> str:
-    """The first line of the def, up to its parameters; for the machine code of a text, its purpose."""
+    """The def up to `->`; for an entry without def, the name of the target."""
     return key["def"].partition("->")[0].strip() or key["target.name"] or "?"
 
 
@@ -184,7 +184,7 @@ def _is_sound(store: Store, name: Name) -> bool:
     return True
 
 
-# --- exchanging --------------------------------------------------------------------------------------------------
+# --- exchange ----------------------------------------------------------------------------------------------------
 
 
 def _merge(arguments: Namespace) -> int:
@@ -220,7 +220,7 @@ def _export(arguments: Namespace) -> int:
     return 0
 
 
-# --- keeping small -----------------------------------------------------------------------------------------------
+# --- evict -------------------------------------------------------------------------------------------------------
 
 
 def _evict(arguments: Namespace) -> int:

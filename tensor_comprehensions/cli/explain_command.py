@@ -15,7 +15,7 @@ Explain = Callable[[argparse.Namespace], Report]
 
 
 def add_explain_parser(commands: Any, add_def: Callable[[argparse.ArgumentParser], None], explain: Explain) -> None:
-    """The command and its options. explain: the report that its arguments ask for."""
+    """Add `explain` and its arguments. add_def: adds those that name a def; explain: makes the report."""
     parser = commands.add_parser(
         "explain", help="explain the kernel of a def: its code, its cost and the decisions behind it"
     )
@@ -30,7 +30,7 @@ def add_explain_parser(commands: Any, add_def: Callable[[argparse.ArgumentParser
 
 
 def output_report(arguments: argparse.Namespace, report: Report) -> int:
-    """Print, write or show a report. Raises ArgumentError for a page without a name."""
+    """Print, write or show a report. Returns 0. Raises ArgumentError if the output is not a file name."""
     if arguments.output is not None:
         if not arguments.output or Path(arguments.output).is_dir():
             raise ArgumentError("the page has no file", expected="-o FILE.html")

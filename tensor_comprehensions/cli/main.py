@@ -48,7 +48,7 @@ DEFAULT_GPU_KINDS = ("ranges", "schedule", "loops", "cuda")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 2 for a user error."""
+    """Run the command line. Returns the exit code: 2 for a user error, 1 for other failures."""
     options = _parser().parse_args(arguments)
     try:
         command: Callable[[argparse.Namespace], int] = options.command
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TCError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         sys.stdout = None
         return 0
-    except OSError as error:  # the disk that is written to is full, say
+    except OSError as error:  # for example, the disk is full
         print(f"cannot go on: {error}", file=sys.stderr)
         return 1
 
@@ -129,18 +129,18 @@ def _format_choice(choice: object) -> str:
 
 
 def _make_cpu_options(arguments: argparse.Namespace) -> CpuOptions | None:
-    """The options that differ from the defaults; None if none does, as for defs with sparse operands."""
+    """The options of the command line; None if all are the defaults, which defs with sparse operands require."""
     given = {f.name: getattr(arguments, f.name) for f in fields(CpuOptions)}
     found = CpuOptions(**given | {"schedule": parse_schedule(arguments.schedule) if arguments.schedule else None})
     return None if found == CpuOptions() else found
 
 
 EXAMPLE_ROWS = 100
-"""The value that a size given as `*` on the command line has in a run."""
+"""The value in a run of a size that is `*` on the command line."""
 
 
 def _parse_sizes_option(options: argparse.Namespace) -> tuple[dict[str, float], frozenset[str]]:
-    """The values of sizes, and the sizes for all values of which one kernel is made."""
+    """The values of sizes and numbers, and the names of sizes given as `*`, which are dynamic."""
     parts = [part.strip() for part in options.sizes.split(",")]
     every = frozenset(part[:-2].strip() for part in parts if part.endswith("=*"))
     values = parse_sizes(",".join(part for part in parts if not part.endswith("=*")))
@@ -148,7 +148,7 @@ def _parse_sizes_option(options: argparse.Namespace) -> tuple[dict[str, float], 
 
 
 def _compile(op: Op, options: argparse.Namespace) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The kernel for a CPU, and arguments for it."""
+    """The CPU kernel, random inputs, and initial values for it."""
     values, every = _parse_sizes_option(options)
     arguments, initial = _draw_arguments(op, values)
     if not every:
@@ -215,7 +215,7 @@ def _get_cache_entry(options: argparse.Namespace) -> CacheEntry:
 
 
 def _compute_max_relative_error(ours: Any, reference: Any) -> float:
-    """The largest difference of two results, or tuples of results, relative to the largest value of the second."""
+    """The largest difference between two results or tuples of results, relative to the largest reference value or 1."""
     first, second = (x if isinstance(x, tuple) else (x,) for x in (ours, reference))
     worst = 0.0
     for x, y in zip(first, second, strict=True):
@@ -232,7 +232,7 @@ def _read_text(path: Path) -> str:
 def _op(options: argparse.Namespace) -> Op:
     try:
         text = sys.stdin.read() if options.file == "-" else _read_text(Path(options.file))
-    except (OSError, ValueError) as error:  # ValueError: no text, or a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an invalid name
         raise ArgumentError(f"cannot read {options.file}: {error}") from error
     library = define(text)
     if options.name:
@@ -243,7 +243,7 @@ def _op(options: argparse.Namespace) -> Op:
 
 
 def _draw_arguments(op: Op, values: dict[str, float]) -> tuple[list[Any], dict[str, Any]]:
-    """Random arguments of the sizes given, and initial values of in/out outputs."""
+    """Random inputs of these sizes, and initial values of in/out outputs by name."""
     return sample_arguments(op.function, values)
 
 

@@ -28,9 +28,9 @@ from ..tc_lang.formats import coo_format
 from ..tc_lang.ir import Symbol
 
 EMITTED = {"tc": "tc", "plan": "schedule", "loops": "loops", "c": "c", "llvm": "llvm", "asm": "asm"}
-"""The kinds that `--emit` prints, with the kind of source of each."""
+"""The kinds of text for `--emit`, with the names that `source` has for them."""
 EMITTED_FOR_GPUS = {"tc": "tc", "plan": "schedule", "loops": "loops", "cuda": "cuda", "opencl": "opencl"}
-"""The same with `--target`."""
+"""The kinds of text for `--emit` with `--target`."""
 DEFAULT_EMITTED = "tc,plan,loops"
 DEFAULT_PATTERN = "uniform:0.1"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -80,7 +80,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_sparse_command(options: argparse.Namespace) -> int:
-    """Make the operands, then run the requested actions; 1 if the result is wrong."""
+    """Make the operands, then run the requested actions. Returns 1 if the result is wrong, else 0."""
     formats, types = _parse_name_value_pairs(options.formats, "-f"), _parse_name_value_pairs(options.types, "-t")
     op = define(notation_to_def("expression", options.expression, types), formats=formats)["expression"]
     outputs = _parse_name_value_pairs(options.outputs, "-o")
@@ -190,7 +190,7 @@ def _parse_shape(name: str, text: str) -> tuple[int, ...]:
 
 
 def _read(path: str, shape: tuple[int, ...] | None) -> SparseTensor:
-    """The tensor in a file; `shape`, if it is given, holds for files that do not say theirs."""
+    """The tensor in a file. shape: the shape for files that do not contain one; None: derive it from the elements."""
     t = read_tensor(path)
     if shape is None or shape == t.shape:
         return t
@@ -230,7 +230,7 @@ def _draw_nonzero_values(p: Symbol, shape: Sequence[int], generator: torch.Gener
 
 
 def make_pattern(text: str, shape: tuple[int, ...], p: Symbol, generator: torch.Generator) -> SparseTensor:
-    """A random tensor whose stored places follow `text`, one of `PATTERNS` with its number: `uniform:0.1`."""
+    """A random tensor with a pattern such as `uniform:0.1`: a name of `PATTERNS` and its number."""
     kind, _, number = text.partition(":")
     if not shape:
         raise ArgumentError(f"'{p.name}' is a number, and has no pattern", found=text)
@@ -249,7 +249,7 @@ def make_pattern(text: str, shape: tuple[int, ...], p: Symbol, generator: torch.
 
 
 def _draw_uniform(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
-    """Store each element with the probability `density`."""
+    """The coordinates of a fraction `density` of all elements, at random; sparse ones may repeat."""
     count = min(prod(shape), round(density * prod(shape)))
     if 4 * count > prod(shape):
         flat = torch.randperm(prod(shape), generator=generator)[:count]
@@ -267,7 +267,7 @@ def _unravel(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _list_band_coordinates(shape: tuple[int, ...], width: float, _: torch.Generator) -> Tensor:
-    """The places up to `width` beside the diagonal."""
+    """The coordinates at most `width` away from the diagonal."""
     if len(shape) != 2:
         raise ArgumentError("the pattern 'band' is for matrices", found=f"{len(shape)} dimensions")
     rows = torch.arange(shape[0])
@@ -277,7 +277,7 @@ def _list_band_coordinates(shape: tuple[int, ...], width: float, _: torch.Genera
 
 
 def _draw_power_law(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
-    """Leading coordinates that have very different numbers of places, `density` of all on average."""
+    """Random coordinates of a fraction `density` of all elements; row n has a share proportional to 1 / (n + 1)."""
     weights = 1 / torch.arange(1, shape[0] + 1, dtype=torch.float64)
     below = prod(shape[1:])
     counts = (weights / weights.sum() * density * prod(shape)).round().clamp(max=below).long()
@@ -289,7 +289,7 @@ def _draw_power_law(shape: tuple[int, ...], density: float, generator: torch.Gen
 PATTERNS: Mapping[str, Callable[[tuple[int, ...], float, torch.Generator], Tensor]] = {
     "uniform": _draw_uniform, "band": _list_band_coordinates, "power": _draw_power_law,
 }  # fmt: skip
-"""Ways to choose the stored places of a tensor."""
+"""Ways to choose the pattern of a random tensor."""
 
 
 # --- results -----------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def _write(path: str, result: Any) -> None:
 
 @only_tc_errors
 def _verify(op: Op, run_op: Callable[..., Any], operands: Sequence[Any]) -> bool:
-    """Whether values and stored places of the result agree with the reference evaluator."""
+    """Whether the values and the pattern of the result agree with the reference evaluator."""
     sizes = {
         n: size
         for p, x in zip(op.function.parameters, operands, strict=True)

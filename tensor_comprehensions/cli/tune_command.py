@@ -37,7 +37,7 @@ def add_tune_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def run_tune(options: argparse.Namespace) -> int:
-    """Run the job; return 1 if something failed or was stopped early."""
+    """Run the job. Returns 0, or 1 if a task failed or was interrupted."""
     job = read_job(options.job)
     shard = parse_shard(options.shard)
     tasks = shard_tasks(job.tasks, shard)
@@ -63,5 +63,5 @@ def run_tune(options: argparse.Namespace) -> int:
 
 
 def _choose_report_path(page: Path, job: Path) -> Path:
-    """`page`, or beside it where its JSON would replace the job file."""
+    """`page`, or a similar name if the JSON file beside it would replace the job file."""
     return page.with_suffix(".report.html") if page.with_suffix(".json") == job else page

@@ -1,4 +1,4 @@
-"""Reports on kernels: def, schedule, loops and machine code next to each other, with the reasons of the compiler.
+"""Reports on kernels: def, schedule, loops and machine code side by side, with the compiler's decisions and reasons.
 
-Only `explain` of operators and kernels, and `tensorc explain`, import it.
+It is imported only by `explain` of operators and kernels, by `tensorc explain`, and with `TC_EXPLAIN`.
 """

@@ -1,4 +1,4 @@
-"""Advice on decisions, and the summary of a kernel in a few sentences."""
+"""Advice on decisions, and a summary of a kernel in a few sentences."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .format_numbers import format_bytes
 from .kernel_report import Report
 
 CHEAPER = 0.97
-"""A rival plan below this part of the chosen one's cost is worth a try."""
+"""A rival plan is worth trying if its cost is below this fraction of the chosen plan's."""
 MOST_SENTENCES = 3
-"""Reasons in a summary, at most."""
+"""Most suggestions in a summary."""
 
 
 def advise(d: Decision, report: Report) -> str:
-    """What could change a decision for the better; empty if nothing is known."""
+    """Advice on how to improve on a decision; "" if there is none."""
     if d.subject == "fusion" and d.chosen == "two kernels":
         return _advise_fusion(d, report)
     if d.subject == "plan":
@@ -40,7 +40,7 @@ def _advise_fusion(d: Decision, report: Report) -> str:
 
 
 def summarize(report: Report) -> Iterator[str]:
-    """The kernel in a few sentences, for readers who know neither schedules nor machine code."""
+    """A few sentences about the kernel, for readers who know neither schedules nor machine code."""
     yield from _describe_kernels(report)
     yield from itertools.islice(_suggest_changes(report), MOST_SENTENCES)
     r = report.roofline
@@ -52,7 +52,7 @@ def summarize(report: Report) -> Iterator[str]:
 
 
 def _suggest_changes(report: Report) -> Iterator[str]:
-    """A sentence for each reason with a remedy, those that move most memory first."""
+    """A sentence for each decision with advice, those that move most bytes through memory first."""
     places: dict[tuple[str, str], list[str]] = {}
     for d in sorted(report.decisions, key=lambda d: -dict(d.numbers).get("bytes through memory", 0.0)):
         text = advise(d, report)

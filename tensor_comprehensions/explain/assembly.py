@@ -1,4 +1,4 @@
-"""Machine code and PTX as text, each instruction with the line of the loops that it computes."""
+"""Listings of machine code and PTX, each instruction with the line of the loops that it implements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LABEL = re.compile(r"(\.?[\w.$]+):")
 
 
 def list_assembly(text: str, loops: Listing) -> Listing:
-    """The instructions and labels of an assembly text with line tables; directives and the tables are left out."""
+    """The instructions and labels of assembly with line tables; directives and the tables are left out."""
     return Listing("asm", "machine code", tuple(_parse_assembly_lines(text, loops)))
 
 
@@ -45,7 +45,7 @@ def _parse_assembly_lines(text: str, loops: Listing) -> Iterator[ListingLine]:
 
 
 def _filter_instructions(text: str) -> str:
-    """The instructions of an assembly text: where labels are used, and not defined."""
+    """The instructions of an assembly text, which contain uses of labels but no definitions."""
     return "\n".join(row for row in text.split("\n") if row.startswith("\t") and not row.startswith("\t."))
 
 
@@ -57,7 +57,7 @@ _Place = tuple[str, str, str]
 
 
 def list_ptx(text: str, cuda: Listing) -> Listing:
-    """The instructions, labels and shared memory of PTX with line tables of the CUDA text."""
+    """The instructions, labels and shared memory of PTX whose line tables refer to the CUDA listing."""
     return Listing("ptx", "PTX", tuple(_ptx_lines(text, cuda)))
 
 
@@ -80,7 +80,7 @@ def _ptx_lines(text: str, cuda: Listing) -> Iterator[ListingLine]:
 
 
 def _cuda_line(place: _Place, callers: Mapping[_Place, _Place], own: str, cuda: Listing) -> ListingLine:
-    """The line of the CUDA text that contains a place, or the call that was replaced by it."""
+    """The line of the CUDA text for a place, or for the call into which it was inlined; an empty line if unknown."""
     seen: set[_Place] = set()
     while place[0] != own or place in callers:
         if place not in callers or place in seen:

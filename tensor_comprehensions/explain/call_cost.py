@@ -1,4 +1,4 @@
-"""Operations and bytes of a call."""
+"""The work of a call: operations and bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from ..tc_lang.ir import Access, Binary, BoundFunction, Call, Role, Select, Unar
 
 
 def call_flops(bound: BoundFunction) -> int:
-    """Arithmetic of a call as the def writes it: operators and functions of values, and one for each term of a sum."""
+    """Arithmetic operations of a call as the def states them: operators, functions, and one addition per summed term.
+
+    Operations in subscripts do not count.
+    """
     return sum(
         (_count_operations(s.value) + (s.reduction is not None)) * prod(i.extent for i in s.indices)
         for s in bound.statements
@@ -31,5 +34,5 @@ def _count_operations(value: object) -> int:
 
 
 def call_bytes(bound: BoundFunction) -> int:
-    """Bytes of all arguments and results: the least traffic of a call."""
+    """Bytes of all arguments and results: a lower bound on the memory traffic of a call."""
     return sum(t.size * t.dtype.size for t in bound.tensors if t.role is not Role.TEMPORARY)

@@ -1,4 +1,4 @@
-"""Pictures of a page as SVG, drawn without style attributes, which the policy of the page does not allow."""
+"""Pictures of a page as SVG, without style attributes, which the page's content security policy does not allow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CELL = 16
 
 
 def draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Rivals with their costs relative to the chosen plan, the mark in each bar, and why they were not taken."""
+    """Bars of rivals as HTML. rows: (text, cost relative to the chosen plan, why it was not chosen)."""
     most = max(1.0, *(ratio for _, ratio, _ in rows))
     parts = []
     for text, ratio, why in rows:
@@ -29,9 +29,9 @@ def draw_bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def draw_roofline(r: Roofline) -> str:
-    """Operations per second over operations per byte: the roofs of the memories, and the call.
+    """The roofline plot as HTML: operations per second over operations per byte, with a roof per memory, and the call.
 
-    Without operations, only the numbers: a logarithmic axis has no zero.
+    Without operations, only the numbers, since a logarithmic axis has no zero.
     """
     caption = _describe_call(r)
     return caption + _draw_roofs(r) if r.flops else caption
@@ -81,7 +81,7 @@ def _draw_roofs(r: Roofline) -> str:
 
 
 def draw_grid(g: Grid) -> str:
-    """The numbers of a grid, in boxes of eight colors: one box for neighbors of a color."""
+    """The numbers of a grid as HTML, in boxes of eight colors; neighbors of one color share a box."""
     left = 8 * max((len(name) + 1 for name in g.rows), default=0)
     width = max(CELL, *(7 * len(name) + 4 for name in g.columns), 7 * len(str(g.count - 1)) + 2)
     top = CELL if g.columns else 0
@@ -109,11 +109,14 @@ def _name(x: int, y: int, name: str) -> str:
 
 
 ROW, LEFT, BOW = 30, 200, 80
-"""Of the graph of dependences: height of a row, width of the statements, width of the first arc."""
+"""Pixels in the graph of dependences: height of a row, width of the statements, width of the first arc."""
 
 
 def draw_dependences(report: Report) -> str:
-    """The statements in order, boxed by kernel, and an arc for each dependence; dashed where it joins two kernels."""
+    """The graph of dependences as SVG: the statements in order, boxed by kernel, and an arc for each dependence.
+
+    The arc is dashed if it connects two kernels.
+    """
     order = {s.name: n for n, s in enumerate(report.statements)}
     kernels = number_kernels(report.find_listing("loops"))
     parts = [*_kernel_boxes(report, kernels)]
@@ -148,7 +151,7 @@ def _compute_row_center(n: int) -> int:
 
 
 def _kernel_boxes(report: Report, kernels: dict[str, int]) -> Iterator[str]:
-    """A box around the statements of each kernel that stand beside each other."""
+    """A box around each run of adjacent statements of one kernel."""
     names = [s.name for s in report.statements]
     start = 0
     for n, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""A report on a kernel for a CPU: it is compiled once more, under a book of decisions and with line tables."""
+"""The report on a CPU kernel, which is compiled again to record decisions and line tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from .trace import Trace, trace_compilation
 def explain_cpu_kernel(
     compiled: CompiledCpuKernel, tuning: tuple[Decision, ...] = (), facts: tuple[tuple[str, str], ...] = ()
 ) -> Report:
-    """The report on a CPU kernel. tuning: the caller's decisions about its options. facts: further ones, by name."""
+    """The report on a CPU kernel.
+
+    tuning: the caller's decisions about its options. facts: further (name, text) facts.
+    """
     trace, target = trace_compilation(compiled, "simplify_again"), compiled.target
     with open_book() as book:
         text = emit_llvm_with_lines(trace.module, target, host_symbols.vector_functions(), trace.lines)
@@ -52,7 +55,7 @@ def _describe_blocks(compiled: CompiledRangeKernel) -> str:
 
 
 def _list_c(trace: Trace) -> Iterator[Listing]:
-    """The loops as C; none if C cannot spell them."""
+    """The listing of the loops as C; none if C cannot express them."""
     try:
         text = emit_c(trace.readable_module, header=trace.compiled.text, marks=trace.readable_numbers)
     except CannotLower:

@@ -1,4 +1,4 @@
-"""The dependences between the statements of a def, with the reason where two kernels keep them apart."""
+"""The dependences between the statements of a def, with the reason if these are in different kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ def list_edges(
     decisions: Iterable[Decision],
     loops: Listing,
 ) -> tuple[StatementDependence, ...]:
-    """One edge for each pair of statements and each tensor through which one depends on the other.
+    """One dependence for each pair of statements and each tensor through which one depends on the other.
 
-    function: legalized, in canonical names; `spell_tensor` has the tensors' own. decisions, loops: of the report.
+    Args:
+        function: the legalized def, with canonical names.
+        spell_tensor: the original names of tensors.
+        statements, decisions, loops: as in the report.
     """
     order = {s.name: position for position, s in enumerate(statements)}
     kernels = number_kernels(loops)
@@ -41,7 +44,7 @@ def list_edges(
 
 
 def _prevents_fusion(d: Decision, source: str, sink: str, order: Mapping[str, int]) -> bool:
-    """Whether a decision against fusion is about these statements, or about some between them."""
+    """Whether a decision against fusion concerns these statements, or statements between them."""
     about = sorted(order[name] for name in d.statements if name in order)
     return {source, sink} <= set(d.statements) or (
         len(about) > 1 and order[source] <= about[0] < order[sink] and about[-1] <= order[sink]
@@ -49,6 +52,6 @@ def _prevents_fusion(d: Decision, source: str, sink: str, order: Mapping[str, in
 
 
 def number_kernels(loops: Listing) -> dict[str, int]:
-    """The kernel, from 0 on, that computes each statement; of several, the last."""
+    """The number (from 0) of the last kernel that computes each statement, by statement."""
     headers = (line for line in loops.lines if line.text.startswith("kernel "))
     return {name: number for number, line in enumerate(headers) for name in line.statements}

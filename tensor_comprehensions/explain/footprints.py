@@ -1,6 +1,6 @@
-"""Footprints of loop iterations, from subscripts: boxes around the touched elements of each buffer.
+"""Footprints of loop iterations: the bytes of each buffer that one iteration touches, from its subscripts.
 
-The numbers are upper bounds, and exact if all subscripts are sums of loop variables times constants and nothing is
+The numbers are upper bounds. They are exact if all subscripts are sums of loop variables times constants and nothing is
 masked.
 """
 
@@ -37,7 +37,14 @@ from .kernel_report import Footprint
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A subscript: coefficients of the moving variables, and its constant part."""
+    """A subscript as an affine form.
+
+    Attributes:
+        moving: (variable, coefficient) of variables that vary within the iteration.
+        fixed: (part, coefficient) of parts that do not vary.
+        constant: the constant term.
+        is_known: whether this describes the whole subscript; data may decide it.
+    """
 
     moving: tuple[tuple[str, int], ...]
     fixed: frozenset[tuple[Hashable, int]]
@@ -47,7 +54,7 @@ class _Form:
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """A buffer with its subscripts; may not happen where it is under a condition."""
+    """An access: the buffer, the subscripts, and whether it happens for certain, under no condition."""
 
     buffer: Buffer
     forms: tuple[_Form, ...]
@@ -56,11 +63,12 @@ class _Access:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A part of a subscript, times a constant.
+    """A term of a subscript: `factor * part`.
 
     Attributes:
-        variable: its name if it is one, or else "". names: of all variables in it.
-        is_opaque: whether data decides it.
+        variable: the name if `part` is a variable, else "".
+        names: the names of all variables in `part`.
+        is_opaque: whether its value depends on data.
     """
 
     part: Expr
@@ -72,20 +80,20 @@ class _Term:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Facts about parts of the program, by their ids: loads of statements, and linear terms of subscripts."""
+    """Cached facts about parts of the program, by `id`: loads of statements, and linear terms of subscripts."""
 
     loads: dict[int, tuple[Load, ...]] = field(default_factory=dict)
     terms: dict[int, tuple[tuple[_Term, ...], int]] = field(default_factory=dict)
 
     def loads_of(self, s: Stmt) -> tuple[Load, ...]:
-        """The loads of a statement itself, without those of statements inside it."""
+        """The loads of a statement, without those of nested statements."""
         if id(s) not in self.loads:
             found = (x for e in stmt_expressions(s) for x in walk_expr(e))
             self.loads[id(s)] = tuple(x for x in found if isinstance(x, Load))
         return self.loads[id(s)]
 
     def terms_of(self, e: Expr) -> tuple[tuple[_Term, ...], int]:
-        """The terms of an integer expression, and its constant."""
+        """The terms of an integer expression, and its constant term."""
         if id(e) not in self.terms:
             terms, constant = linear_terms(_without_vectors(e))
             self.terms[id(e)] = tuple(_make_linear_term(part, factor) for part, factor in terms.items()), constant
@@ -101,16 +109,20 @@ def _make_linear_term(part: Expr, factor: int) -> _Term:
 
 
 def _is_data(e: Expr) -> bool:
-    """Whether data decides an expression, as far as it alone shows: scopes know integer variables only."""
+    """Whether an expression node depends on data. Non-integer variables count as data, since scopes ignore them."""
     return isinstance(e, Load | Ramp) or (isinstance(e, Var) and not e.type.dtype.is_integer)
 
 
 @dataclass(frozen=True, slots=True)
 class _IterationScope:
-    """The variables bound inside an iteration: the form of each, and its number of values.
+    """The variables bound inside an iteration.
 
-    known: facts about the whole program. is_certain: whether the statement runs in each iteration. found: the forms of
-    expressions, by their ids.
+    Attributes:
+        forms: the form of each variable.
+        trips: the number of values of each moving variable.
+        known: facts about the whole program.
+        is_certain: whether the current statement runs in every iteration.
+        found: the forms of expressions, by `id`.
     """
 
     forms: Mapping[str, _Form]
@@ -176,7 +188,7 @@ class _IterationScope:
         return form is not None and (bool(form.moving) or not form.is_known)
 
     def values(self, name: str) -> int:
-        """How many values a moving variable takes."""
+        """The number of values that a moving variable takes."""
         return int(name.removeprefix(_LANE)) if name.startswith(_LANE) else self.trips[name]
 
 
@@ -184,7 +196,7 @@ _LANE = "lane of "
 
 
 def _without_vectors(e: Expr) -> Expr:
-    """The element of a lane, which is a variable."""
+    """A vector expression as a scalar expression with a variable for the lane."""
     match e:
         case Ramp(base, stride, lanes):
             return build.add(base, build.mul(Var(f"{_LANE}{lanes}"), stride))
@@ -194,14 +206,14 @@ def _without_vectors(e: Expr) -> Expr:
 
 
 def _trip_count(loop: Loop) -> int | None:
-    """Maximum number of iterations of a loop; None if it is only known at run time."""
+    """An upper bound on the iterations of a loop; None if it is known only at run time."""
     length = build.sub(loop.stop, loop.start)
     found = _constant_upper_bound(length)
     return None if found is None else max(0, -(-found // loop.step))
 
 
 def _constant_upper_bound(e: Expr) -> int | None:
-    """A value that `e` does not exceed: a constant, or the least of several where one is."""
+    """A constant upper bound of `e`: `e` is constant, or a minimum with a constant side; None if there is none."""
     terms, constant = linear_terms(e)
     if not terms:
         return constant
@@ -218,9 +230,9 @@ def _constant_upper_bound(e: Expr) -> int | None:
 def loop_footprints(
     lines: Sequence[Line], readable: Sequence[Line], target: CpuTarget, names: Mapping[str, str]
 ) -> tuple[Footprint, ...]:
-    """The footprint of each loop among `lines`.
+    """The footprint of each loop in `lines`.
 
-    readable: the same lines in the program's names. names: of the buffers, for people.
+    readable: the same lines with the names of the def. names: names of buffers for users.
     """
     found: list[Footprint] = []
     known = _Known()
@@ -246,9 +258,9 @@ def _cache_for(size: int, target: CpuTarget) -> str:
 
 
 def footprint_of(s: Stmt, known: _Known | None = None) -> dict[str, tuple[int, bool]]:
-    """The bytes of each buffer that one run of `s` touches, with whether it touches that many for certain.
+    """(upper bound on the bytes that one execution of `s` touches, whether it is exact) of each buffer.
 
-    Buffers that are made in `s` count, too; registers do not. known: for several parts of a program.
+    Buffers allocated in `s` count, too; registers do not. known: shared by calls for parts of one program.
     """
     accesses: dict[str, list[tuple[_Access, _IterationScope]]] = {}
     for access, inner in _list_accesses(s, _IterationScope({}, {}, known or _Known())):
@@ -283,7 +295,7 @@ def _collect_accesses(s: Stmt, inner: _IterationScope, found: list[tuple[_Access
 
 
 def _sum_touched_bytes(found: list[tuple[_Access, _IterationScope]]) -> tuple[int, bool]:
-    """Bytes of a buffer that accesses touch together, and whether that is exact."""
+    """An upper bound on the bytes of a buffer that accesses touch together, and whether it is exact."""
     buffer = found[0][0].buffer
     whole = prod(buffer.shape) if not buffer.dynamic else 0
     size = buffer.type.dtype.size * buffer.type.lanes
@@ -302,7 +314,7 @@ def _sum_touched_bytes(found: list[tuple[_Access, _IterationScope]]) -> tuple[in
 
 
 def _count_touched_elements(same: list[tuple[_Access, _IterationScope]]) -> tuple[int, bool]:
-    """Elements of accesses whose subscripts differ in constants only."""
+    """Elements touched by accesses whose subscripts differ only in constants, and whether that is exact."""
     access, inner = same[0]
     exact = all(a.is_certain for a, _ in same)
     names = [name for f in access.forms for name, _ in f.moving]
@@ -320,7 +332,7 @@ def _count_touched_elements(same: list[tuple[_Access, _IterationScope]]) -> tupl
 
 
 def _count_subscript_values(form: _Form, inner: _IterationScope, offsets: list[int]) -> tuple[int, bool]:
-    """How many different values a subscript takes with any of these constants, and whether that is exact."""
+    """How many distinct values a subscript takes with these constant terms, and whether that is exact."""
     steps = sorted((abs(c), inner.values(name)) for name, c in form.moving)
     if len(offsets) > 1 and len({b - a for a, b in pairwise(offsets)}) == 1:
         steps = sorted([*steps, (offsets[1] - offsets[0], len(offsets))])

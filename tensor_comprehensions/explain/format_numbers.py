@@ -1,4 +1,4 @@
-"""Format numbers for people: three digits and a unit."""
+"""Format numbers for users: three digits and a decimal prefix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _PREFIXES = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 
 
 def format_count(n: float) -> str:
-    """`2.15 G`, `524 k`, `64`."""
+    """Format a count: `2.15 G`, `524 k`, `64`."""
     for size, prefix in _PREFIXES:
         if abs(n) >= size:
             return f"{n / size:.3g}{prefix}"
@@ -14,13 +14,13 @@ def format_count(n: float) -> str:
 
 
 def format_bytes(n: float) -> str:
-    """`134 MB`, `4.1 kB`, `0 B`."""
+    """Format a number of bytes: `134 MB`, `4.1 kB`, `0 B`."""
     text = format_count(n)
     return f"{text}B" if " " in text else f"{text} B"
 
 
 def format_number(name: str, n: float) -> str:
-    """A number of a decision with its name, which contains the unit."""
+    """Format a number of a decision with its name, which implies the unit."""
     if "byte" in name or name.startswith("room"):
         return f"{format_bytes(n)} {name.removeprefix('bytes').strip()}".strip()
     return f"{format_count(n)} {name}"

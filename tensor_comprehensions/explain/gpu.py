@@ -1,4 +1,4 @@
-"""The report on a GPU kernel, from the compiler's facts: no device is needed."""
+"""The report on a GPU kernel. It needs no device."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .trace import trace_compilation
 
 BANKS, BANK_BYTES = 32, 4
 ROWS_SHOWN, COLUMNS_SHOWN = 16, 36
-"""Of a shared buffer in the picture of its banks."""
+"""Most rows and columns of a shared buffer in the picture of its banks."""
 ATTEMPTS = 8
-"""To get the same machine code from NVRTC, whose assembler orders some instructions one way or another at random."""
+"""Compilations until NVRTC produces the same machine code; its assembler orders some instructions randomly."""
 
 
 @pause_gc()
@@ -57,7 +57,7 @@ def explain_gpu_kernel(compiled: CompiledGpuKernel, tuning: tuple[Decision, ...]
 
 
 class CompiledForGpu(Protocol):
-    """A kernel for a target with the machine code that runs."""
+    """A kernel with a GPU target and machine code."""
 
     @property
     def target(self) -> GpuTarget: ...
@@ -67,7 +67,13 @@ class CompiledForGpu(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuListings:
-    """CUDA, and PTX if NVRTC is installed. matches: as in a report. resources: of each kernel by name, from NVRTC."""
+    """The listings of GPU code.
+
+    Attributes:
+        listings: CUDA, and PTX if NVRTC is installed.
+        matches: as in a report.
+        resources: the resources of each kernel by name; empty without NVRTC.
+    """
 
     listings: tuple[Listing, ...]
     matches: str
@@ -75,7 +81,7 @@ class GpuListings:
 
 
 def list_gpu_code(marked: str, compiled: CompiledForGpu, loops: Listing) -> GpuListings:
-    """CUDA text that was printed with marks, and the PTX made from it, which leads to its lines."""
+    """The listings of CUDA text with line marks, and of the PTX that NVRTC compiles it to."""
     cuda = list_marked("cuda", "CUDA", marked, loops)
     if not nvrtc.is_nvrtc_available():
         return GpuListings((cuda,), "", {})
@@ -92,7 +98,7 @@ def list_gpu_code(marked: str, compiled: CompiledForGpu, loops: Listing) -> GpuL
 def kernel_sections(
     kernels: Iterable[tuple[Kernel, GpuKernelSource]], resources: Mapping[str, Resources], target: GpuTarget
 ) -> tuple[Section, ...]:
-    """The launch of each kernel, its accesses to global memory, its instructions, and its buffers in shared memory."""
+    """Sections on each kernel's launch, accesses to global memory, instructions, and buffers in shared memory."""
     found: list[Section] = []
     for kernel, printed in kernels:
         registers = resources[printed.name].registers if printed.name in resources else 0
@@ -101,7 +107,7 @@ def kernel_sections(
 
 
 def _list_kernel_sections(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[Section]:
-    """registers: of a thread; 0 if unknown."""
+    """The sections of one kernel. registers: registers of a thread; 0 if unknown."""
     if kernel.launch is None:
         return
     yield Section(f"kernel {kernel.name}", tuple(_launch_lines(kernel, registers, target)))
@@ -117,7 +123,7 @@ def _list_kernel_sections(kernel: Kernel, registers: int, target: GpuTarget) -> 
 
 
 def _describe_rows(b: Buffer) -> str:
-    """The distance of the rows of a shared buffer, or its swizzle."""
+    """The row pitch of a shared buffer, or its swizzle, in words."""
     pitch = b.strides[-2]
     if b.swizzle is not None:
         bits, base, _ = b.swizzle
@@ -126,7 +132,7 @@ def _describe_rows(b: Buffer) -> str:
 
 
 def _atom_lines(kernel: Kernel) -> Iterator[str]:
-    """The instructions of tensor cores, and copies, that several threads execute together."""
+    """A line for each kind of tensor-core instruction and asynchronous copy."""
     names = Counter(s.name for s in walk_stmts(kernel.body) if isinstance(s, Invoke))
     for name, times in names.items():
         known = INTRINSICS[name]
@@ -165,7 +171,7 @@ def _sector_lines(kernel: Kernel) -> Iterator[str]:
 
 
 def bank_rows(b: Buffer) -> Iterator[tuple[int, ...]]:
-    """The banks of the first rows of a shared buffer; -1 for the padding behind each."""
+    """The banks of the elements in the first rows of a shared buffer; -1 for the padding at the end of a row."""
     size, pitch = b.type.dtype.size * b.type.lanes, b.strides[-2]
     for row in range(min(ROWS_SHOWN, b.shape[-2])):
         columns = range(min(COLUMNS_SHOWN, pitch))

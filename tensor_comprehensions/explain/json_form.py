@@ -1,4 +1,4 @@
-"""A report as JSON, by a schema whose number changes with its keys."""
+"""A report as JSON values; the schema number changes when keys change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA = 3
 
 
 def report_to_json(report: Report) -> dict[str, Any]:
-    """Everything about a kernel that JSON can hold."""
+    """The whole report as JSON values."""
     return {
         "schema": SCHEMA,
         "name": report.name,

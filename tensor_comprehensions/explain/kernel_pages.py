@@ -1,4 +1,4 @@
-"""Pages about all kernels of a process, in a folder: `TC_EXPLAIN`."""
+"""With `TC_EXPLAIN`: pages about all kernels of a process, in a folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .sparse import explain_sparse_gpu_kernel, explain_sparse_kernel
 
 
 def save_page_in(folder: str, compiled: CompiledBase | CompiledSparseKernel | CompiledSparseGpuKernel) -> Path:
-    """Write the page of a kernel. One file belongs to each: it is named by the def and by a digest of the page's facts.
+    """Write the page of a kernel. Returns its path.
 
-    Raises ArgumentError if the folder cannot be written.
+    The file is named after the def and a digest of the page's facts, so equal kernels share a file. Raises
+    ArgumentError if the folder cannot be written.
     """
     report = explain_compiled(compiled)
     texts = (report.find_listing(kind).text for kind in ("def", "loops"))

@@ -1,4 +1,4 @@
-"""The content of a report as values, from which text, JSON and page are made."""
+"""The content of a report as dataclasses, from which text, JSON and HTML are generated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME_BYTES, BY_HAND = "the machine code of the kernel, byte for byte", "the kern
 
 @dataclass(frozen=True, slots=True)
 class SourceStatement:
-    """A statement of the def: its name in listings (`S0`), the tensor that it defines, and its lines, from 1 on."""
+    """A statement of the def: its name in listings (`S0`), the tensor that it defines, its first and last line."""
 
     name: str
     tensor: str
@@ -28,7 +28,7 @@ class SourceStatement:
 
     @property
     def label(self) -> str:
-        """Line and tensor, by which people find it."""
+        """The line and the tensor, for users: `4 out`."""
         return f"{self.line} {self.tensor}"
 
 
@@ -37,9 +37,10 @@ class ListingLine:
     """A line of a listing.
 
     Attributes:
-        statements: the statements that it belongs to.
-        role: its purpose if that is not to compute them: "copy of", "initial value".
-        loop: the line of the loops that it computes, from 1 on; 0 if unknown, or in other listings.
+        text: the text without the line break.
+        statements: the names of the statements that it belongs to.
+        role: "copy of", "initial value" and so on, if its purpose is not to compute these statements.
+        loop: the line (from 1) of the loops listing that it implements; 0 if unknown, or in other listings.
     """
 
     text: str
@@ -61,7 +62,7 @@ class Listing:
         return "\n".join(line.text for line in self.lines)
 
     def linked_share(self) -> float:
-        """The part of the instructions that belong to a line of the loops.
+        """The fraction of the instructions that have a line of the loops.
 
         Functions without such instructions, for example the one that launches the kernels, do not count.
         """
@@ -69,7 +70,7 @@ class Listing:
         return linked / total if total else 0.0
 
     def count_links(self) -> tuple[int, int]:
-        """Instructions that lead to a line of the loops, and all of them."""
+        """The number of instructions with a line of the loops, and of all instructions."""
         functions: list[list[int]] = [[]]
         for line in self.lines:
             if line.text.startswith(" "):
@@ -85,10 +86,12 @@ class Footprint:
     """The footprint of one iteration of a loop.
 
     Attributes:
-        loop: its line in the loops, from 1 on. name: of its variable. trips: iterations, at most.
-        bytes: distinct bytes that one iteration touches, of each buffer; an upper bound.
-        is_exact: whether the bound is exact.
-        cache: the smallest cache that holds them, such as "L2"; "memory".
+        loop: its line in the loops listing, from 1 on.
+        name: the name of its variable.
+        trips: most iterations; -1 if unknown.
+        bytes: (buffer, upper bound on the distinct bytes that one iteration touches).
+        is_exact: whether all bounds are exact.
+        cache: the smallest cache with room for these bytes, such as "L2", or "memory".
     """
 
     loop: int
@@ -108,10 +111,12 @@ class StatementDependence:
     """A dependence of one statement on another, or on itself.
 
     Attributes:
-        source, sink: names of statements. tensor: that they touch both.
-        kinds: "flow", "anti", "output".
-        distances: of the iterations of their loops, in order; "*" if they may be any.
-        is_fused: whether one kernel computes both. why: the reason if not.
+        source, sink: the names of the statements; `sink` depends on `source`.
+        tensor: the tensor that both access.
+        kinds: "flow", "anti" or "output".
+        distances: the dependence distance along each loop; "*" if it varies.
+        is_fused: whether one kernel computes both.
+        why: the reason if not.
     """
 
     source: str
@@ -123,7 +128,7 @@ class StatementDependence:
     why: str = ""
 
     def with_kind(self, kind: str) -> StatementDependence:
-        """The edge with one more kind."""
+        """The dependence with one more kind."""
         return replace(self, kinds=tuple(dict.fromkeys((*self.kinds, kind))))
 
 
@@ -132,8 +137,9 @@ class PassDiff:
     """The changes of a compiler pass to the loops.
 
     Attributes:
-        before, after: lines of the loops.
-        lines: removed ("-") and new ("+") ones, some unchanged ones (" ") around them, and gaps ("~").
+        name: the name of the pass.
+        before, after: the number of lines of the loops.
+        lines: (sign, text): removed ("-"), added ("+") and unchanged (" ") lines, and gaps ("~").
     """
 
     name: str
@@ -144,7 +150,15 @@ class PassDiff:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Work and traffic of a call, and the limits of the machine. rates: bytes per second of each memory, by name."""
+    """The roofline model: work and traffic of a call, and the limits of the machine.
+
+    Attributes:
+        flops: operations of a call.
+        bytes: bytes of its arguments and results.
+        peak: operations per second of one thread.
+        rates: (cache or memory, bytes per second), memory last.
+        seconds: the measured time of a call; None if not measured.
+    """
 
     flops: float
     bytes: float
@@ -154,7 +168,7 @@ class Roofline:
 
     @property
     def intensity(self) -> float:
-        """Operations per byte that has to be moved."""
+        """Operations per byte."""
         return self.flops / self.bytes if self.bytes else 0.0
 
     @property
@@ -164,7 +178,7 @@ class Roofline:
 
     @property
     def share(self) -> float | None:
-        """The least time that the limits allow, as a part of the measured time; None if not measured."""
+        """The time that the limits allow, as a fraction of the measured time; None if not measured."""
         least = max(self.flops / self.peak, self.bytes / self.rates[-1][1])
         return None if self.seconds is None else least / self.seconds
 
@@ -174,8 +188,10 @@ class TriedOptions:
     """A candidate of a search.
 
     Attributes:
-        options: as text. outcome: in a word: "ok", "slow", "wrong_result" and so on.
-        seconds: of a call; None if it was not timed. elapsed: seconds from the start of the search to its end.
+        options: the options as text.
+        outcome: "ok", "slow", "wrong_result" and so on.
+        seconds: the time of a call; None if it was not timed.
+        elapsed: seconds from the start of the search to the end of the trial.
     """
 
     options: str
@@ -189,11 +205,12 @@ class SearchCurve:
     """A search for options for a kernel.
 
     Attributes:
-        candidates: in the order in which they were tried.
-        chosen: the options that won. seconds: the time of a call with them in the race that ended the search; None if
-            it has not ended. default_seconds: the same with the default options.
-        scale: the candidates' times in the race, as a multiple of those in the search, when the machine may have been
-            slower or faster: that of the default options.
+        candidates: the candidates in the order in which they were tried.
+        chosen: the options that won.
+        seconds: the time of a call with them in the final race; None if the search has not ended.
+        default_seconds: the time of a call with the default options in the final race; None if it has not ended.
+        scale: the ratio of times in the final race to times during the search, since the speed of the machine may
+            have changed; measured with the default options.
         elapsed: seconds that the search took.
     """
 
@@ -205,7 +222,7 @@ class SearchCurve:
     elapsed: float
 
     def improvements(self) -> Iterator[TriedOptions]:
-        """The candidates that were faster than all before."""
+        """The candidates that were faster than all earlier ones."""
         best = inf
         for c in self.candidates:
             if c.seconds is not None and c.seconds < best:
@@ -218,9 +235,10 @@ class Grid:
     """A table of numbers, which a page shows in colors.
 
     Attributes:
-        cells: row by row; -1 for none, such as padding.
-        count: the numbers are below it.
-        rows, columns: their names, if they have any.
+        title: what the numbers mean.
+        cells: the numbers, row by row; -1 for cells without one, such as padding.
+        count: an exclusive upper bound of the numbers.
+        rows, columns: the names of rows and columns; () if they have none.
     """
 
     title: str
@@ -232,7 +250,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A further part of a report, with pictures."""
+    """A part of a report for one kind of kernel, with lines of text and grids."""
 
     title: str
     text: tuple[str, ...] = ()
@@ -241,14 +259,15 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """Calls of the operator that a kernel belongs to.
+    """Facts about the calls of the operator that a kernel belongs to.
 
     Attributes:
         guards: the conditions of the fast path, a line for each argument.
-        hindrance: why calls with these arguments do not take it; "" if they do.
-        lanes: kinds of calls that take it so far. compiled, loaded: kernels of the operator so far.
-        seconds: that making these took.
-        varying: the sizes in which they differ, with some of their values, as "M: 20, 33, 64".
+        hindrance: why calls with these arguments do not take the fast path; "" if they do.
+        lanes: the number of cached calls.
+        compiled, loaded: how many kernels of the operator were compiled, and loaded from the cache.
+        seconds: the time that compiling and loading these took.
+        varying: the sizes in which the kernels differ, with some of their values: "M: 20, 33, 64".
     """
 
     guards: tuple[str, ...]
@@ -265,15 +284,23 @@ class Report:
     """A kernel, and the reasons for its code. `print(report)` is the short form, `save` writes a page.
 
     Attributes:
-        name, sizes, target: of the def, of its tensors, of the machine; all for people.
-        resources: kernels launched, bytes of temporaries and so on.
-        seconds: of the passes of the compiler.
-        facts: further facts of the kernel, by name.
-        matches: whether machine code made for the report equals that of the kernel.
-        edges: the dependences between statements. passes: what each changed in the loops.
-        sections: further facts about this kind of kernel.
-        search: the search for the options of the kernel, if one is known.
-        calls: facts about calls of the operator, if the report is about one.
+        name: the name of the def.
+        sizes: (tensor, shape) of the arguments and results.
+        target: the machine, as text.
+        resources: launched kernels, bytes of temporaries and so on, by name.
+        statements: the statements of the def.
+        decisions: the compiler's decisions.
+        listings: the forms of the kernel.
+        seconds: (pass, seconds) of the compiler.
+        facts: further facts about the kernel, by name.
+        footprints: the footprints of loops.
+        roofline: the roofline model; None without a measurement.
+        matches: `SAME_BYTES` if the report's machine code equals the kernel's, else `BY_HAND`; "" if unknown.
+        edges: the dependences between statements.
+        passes: the changes of each pass to the loops.
+        sections: parts for this kind of kernel.
+        search: the search for the options of the kernel; None if unknown.
+        calls: facts about calls of the operator; None if the report is about a kernel alone.
     """
 
     name: str
@@ -295,7 +322,7 @@ class Report:
     calls: CallFacts | None = None
 
     def find_listing(self, kind: str) -> Listing:
-        """One of the listings. Raises ArgumentError if there is none of that kind."""
+        """The listing of a kind. Raises ArgumentError if the report has none."""
         for found in self.listings:
             if found.kind == kind:
                 return found
@@ -303,13 +330,13 @@ class Report:
         raise ArgumentError(f"this report has no listing of kind {kind!r}", expected=known)
 
     def about(self, subject: str, *tensors: str) -> tuple[Decision, ...]:
-        """The decisions about a subject, such as "fusion", that concern a statement of each of `tensors`."""
+        """The decisions about a subject, such as "fusion", that concern a statement for each of `tensors`."""
         tensor_of = {s.name: s.tensor for s in self.statements}
         concerned = ((d, {tensor_of.get(name) for name in d.statements}) for d in self.decisions)
         return tuple(d for d, found in concerned if d.subject == subject and set(tensors) <= found)
 
     def labels(self, names: tuple[str, ...]) -> Iterator[str]:
-        """Lines and tensors of statements, as `4 out`."""
+        """The labels of statements, such as `4 out`."""
         known = {s.name: s.label for s in self.statements}
         return (known.get(name, name) for name in names)
 
@@ -321,19 +348,19 @@ class Report:
     __repr__ = __str__
 
     def json(self) -> dict[str, Any]:
-        """All of it for programs, by schema 3."""
+        """The whole report as JSON values, by schema 3."""
         from .json_form import report_to_json
 
         return report_to_json(self)
 
     def html(self) -> str:
-        """The page: one file that loads nothing."""
+        """The report as one HTML page, which loads no other files."""
         from .page import format_page
 
         return format_page(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page. Raises ArgumentError if that is not possible."""
+        """Write the HTML page, and folders that are missing. Returns the path. Raises ArgumentError if that fails."""
         if not isinstance(path, str | Path):
             raise ArgumentError(f"the path is {path!r}", expected="a str or a Path")
         place = Path(path)
@@ -345,7 +372,7 @@ class Report:
         return place
 
     def open(self) -> Path:
-        """Show the page in the browser, from a file in a new temporary folder."""
+        """Show the HTML page in the browser. Returns its path in a new temporary folder."""
         place = self.save(Path(mkdtemp(prefix="tc-explain-")) / f"{self.name}.html")
         webbrowser.open(place.as_uri())
         return place
@@ -357,5 +384,5 @@ class Report:
 
 
 def shapes_of_tensors(bound: BoundFunction) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The tensors of a def that a call passes or gets, with their shapes."""
+    """(name, shape) of the arguments and results of a def."""
     return tuple((t.name, t.shape) for t in bound.tensors if t.role is not Role.TEMPORARY)

@@ -1,4 +1,4 @@
-"""The forms of a kernel as listings, and the statements of a def with their places in its text."""
+"""Listings of the forms of a kernel, and the lines of the statements of a def."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .kernel_report import Listing, ListingLine, SourceStatement
 
 
 def source_statements(text: str, bound: BoundFunction) -> tuple[SourceStatement, ...]:
-    """The statements of `bound` with their lines in `text`; numbered one after another where these are not known."""
+    """The statements of `bound` with their lines in `text`; a statement with an unknown line has its number instead."""
     places: dict[str, tuple[str, int, int]] = {}
     for number, s in enumerate(bound.statements, 1):
         name = statement_of(s.name)
@@ -30,7 +30,7 @@ def source_statements(text: str, bound: BoundFunction) -> tuple[SourceStatement,
 
 
 def _last_line(text: str, start: int) -> int:
-    """The line on which a statement ends that begins at `start`: as far as its brackets and operators go on."""
+    """The last line of the statement that begins at offset `start`, judged by brackets and operators at line ends."""
     line = text.count("\n", 0, start) + 1
     depth = 0
     for number, row in enumerate(text[start:].split("\n")):
@@ -46,7 +46,7 @@ _OPERATORS = ("=", "+", "-", "*", "/", "?", ":", ",", "!", "<", ">", "&&", "||")
 
 
 def list_def(text: str, bound: BoundFunction, statements: tuple[SourceStatement, ...]) -> Listing:
-    """The text of a def, line by line; its statements one by one if there is no text for them."""
+    """The listing of a def's text; if no statement has a place in it, a line for each statement."""
     if all(s.span is None for s in bound.statements):
         lines = tuple(ListingLine(f"{s.name}: {s.tensor}", (s.name,)) for s in statements)
         return Listing("def", "def", lines)
@@ -59,7 +59,7 @@ def list_def(text: str, bound: BoundFunction, statements: tuple[SourceStatement,
 
 
 def list_schedule(text: str) -> Listing:
-    """The schedule tree: a line belongs to the statements that it names."""
+    """The listing of the schedule tree; a line belongs to the statements that it names."""
     found = []
     for row in text.rstrip("\n").split("\n"):
         names = dict.fromkeys(statement_of(name) for name in re.findall(r"\bS\d+", row))
@@ -68,7 +68,7 @@ def list_schedule(text: str) -> Listing:
 
 
 def list_loops(module: Module, lines: Sequence[Line], texts: Sequence[str]) -> Listing:
-    """The loops of `module`, whose lines are `lines`, as `texts` spell them: each with the statements inside it."""
+    """The listing of the loops of `module`: `lines` with other `texts`; a line belongs to the statements inside it."""
     found = []
     kernels = iter(module.kernels)
     known: dict[int, tuple[str, ...]] = {}
@@ -80,7 +80,7 @@ def list_loops(module: Module, lines: Sequence[Line], texts: Sequence[str]) -> L
 
 
 def _find_owner_statements(s: Stmt, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """The statements of the def that `s` belongs to. known: those of parts of the program, by their ids."""
+    """The statements of the def that `s` belongs to. known: a cache by `id`."""
     if id(s) not in known:
         origin = s.origin if isinstance(s, Store | Invoke) else None
         own = () if origin is None else map(statement_of, origin.statements)
@@ -90,12 +90,12 @@ def _find_owner_statements(s: Stmt, known: dict[int, tuple[str, ...]]) -> tuple[
 
 
 def list_marked(kind: str, title: str, text: str, loops: Listing) -> Listing:
-    """A text that was printed with marks, whose lines lead to those of the loops."""
+    """The listing of a text that was printed with marks for the lines of the loops."""
     return Listing(kind, title, tuple(_link_line(*row, loops) for row in split_marks(text.rstrip())))
 
 
 def list_llvm(text: str, loops: Listing) -> Listing:
-    """LLVM assembly that was printed with lines, without what says so."""
+    """The listing of LLVM assembly with debug locations, which are removed from the text."""
     numbers = {m[1]: int(m[2]) for m in re.finditer(r"^!(\d+) = !DILocation\(line: (\d+),", text, re.MULTILINE)}
     rows = text[: text.find("\n!llvm.dbg.cu")].rstrip().split("\n")
     pairs = (row.partition(", !dbg !") if row.startswith(" ") else (row, "", "") for row in rows)
@@ -104,5 +104,5 @@ def list_llvm(text: str, loops: Listing) -> Listing:
 
 
 def _link_line(text: str, number: int, loops: Listing) -> ListingLine:
-    """A line of code that is part of a line of the loops, from 1 on; 0 if of none."""
+    """A line of code that implements line `number` (from 1) of the loops; 0: none."""
     return ListingLine(text, loops.lines[number - 1].statements, "", number) if number else ListingLine(text)

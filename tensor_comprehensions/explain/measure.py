@@ -1,4 +1,4 @@
-"""Measure the time of a call and the peak rates of the machine."""
+"""Measure the time of a call, and the peak rates of the machine on one thread."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ FAR, LARGEST = 4, 256 << 20
 
 
 def measured_report(report: Report, bound: BoundFunction, target: CpuTarget, run: Callable[[], object]) -> Report:
-    """`report` with the time of the call `run`, and the limits of this machine on one thread.
+    """`report` with the time of the call `run`, and the limits of this machine, both on one thread.
 
-    bound: the def with the sizes of the call; those of a kernel for any number of rows are others.
+    bound: the def with the sizes of the call, which a range kernel's own def does not have.
 
     Raises ArgumentError for a kernel that does not run here.
     """
@@ -47,7 +47,7 @@ def measured_report(report: Report, bound: BoundFunction, target: CpuTarget, run
 
 
 def _time_call(run: Callable[[], object]) -> float:
-    """The median time of a call that runs in this thread; other work of the machine does not count."""
+    """The median CPU time of a call in seconds, of this thread only, so that other load does not count."""
     run()
     times: list[float] = []
     while len(times) < RUNS or sum(times) < LEAST_SECONDS:
@@ -59,7 +59,7 @@ def _time_call(run: Callable[[], object]) -> float:
 
 @cache
 def machine_limits() -> tuple[tuple[tuple[str, float], ...], float]:
-    """Bytes per second that one thread copies in each cache and in memory, and its float32 operations per second."""
+    """(cache or memory, bytes per second that one thread copies), and one thread's float32 operations per second."""
     call, flops = roofline_probes.peak_multiply_add_call(torch.float32)
     peak = flops / _time_call(call)
     return tuple((name, _copy_rate(size)) for name, size in _working_sets()), peak

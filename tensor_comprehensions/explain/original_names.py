@@ -1,4 +1,4 @@
-"""Decisions about the canonical program as decisions about the def."""
+"""Translate decisions about the canonical program to the names of the def."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..tc_lang.transforms.canonical_bound import OriginalNames
 
 
 def with_original_decisions(decisions: Sequence[Decision], bound: BoundFunction) -> tuple[Decision, ...]:
-    """`decisions` in the names of the program, about statements of its text, without duplicates."""
+    """`decisions` with the names and statements of the def's source, without duplicates."""
     text = OriginalNames.of(bound).text
     found = (
         replace(

@@ -1,8 +1,8 @@
-"""The page of a report: one HTML file that loads nothing, can be read without script, and links its listings by lines.
+"""The page of a report: one HTML file that loads no other files, and can be read without JavaScript.
 
-Colored edges say which statement a line belongs to. With script, pointing at a line marks all lines of its statements,
-and a click keeps the marks and scrolls the other listings there; Escape lets go. A content security policy allows this
-style sheet and this script, by their hashes, and nothing else.
+Colored edges show which statement a line belongs to. With JavaScript, pointing at a line marks all lines of its
+statements; a click keeps the marks and scrolls the other listings there, until Escape. A content security policy
+allows only this style sheet and this script, by their hashes.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from .text import decisions_in_order, describe_kernels, label_statements, shown_
 COLORS = 8
 """Number of colors of statements; further statements reuse them in order."""
 FOLDED, MOST_LINES = ("c", "llvm"), 2000
-"""Listings that are closed at first; lines of one that can be read without script."""
+"""Listings that are folded at first; most lines of a listing that can be read without JavaScript."""
 HINT = (
     "Colors show statements. Point at a line to see the same statement in all listings; click to keep it, press Escape "
     "to let go."
 )
 PACKED = "The script of this page unpacks these lines."
 SIGNS = {"+": "new", "-": "old", " ": "", "~": "gap"}
-"""Style classes of lines of differences."""
+"""The style class of a diff line by its sign."""
 
 
 @pause_gc()
 def format_page(report: Report) -> str:
-    """The whole page."""
+    """The HTML of the page."""
     return "\n".join(_format_page(report)) + "\n"
 
 
 def format_frame(page: str) -> str:
-    """A page inside another, such as a notebook: it may run its own script and reach nothing."""
+    """An iframe with the page, for notebooks; it is sandboxed, so it can run only its own script."""
     return (
         '<iframe sandbox="allow-scripts" width="100%" height="720" style="border:1px solid #888" '
         f'srcdoc="{escape(page, quote=True)}"></iframe>'
@@ -114,7 +114,7 @@ def _format_pass_changes(report: Report) -> Iterator[str]:
 
 
 _Rows = list[list[Any]]
-"""Of packed lines: text, statements, line of loops, and the style class if it is not that of the statements."""
+"""Packed lines: [text, statements, line of loops, style class if it is not that of the statements]."""
 
 
 def _make_listing_rows(listing: Listing, order: dict[str, int]) -> _Rows:
@@ -123,7 +123,7 @@ def _make_listing_rows(listing: Listing, order: dict[str, int]) -> _Rows:
 
 
 def _folded_pane(name: str, title: str, rows: _Rows) -> str:
-    """A pane that is closed at first; the script unpacks its lines when it is opened."""
+    """A pane that is folded at first; the script unpacks its lines when the user opens it."""
     opening = f'<details class="fold" id="{escape(name, quote=True)}" {_compress_rows(rows)}>'
     return f"{opening}<summary>{escape(title)}</summary><pre>{PACKED}</pre></details>"
 
@@ -143,7 +143,7 @@ def _format_listing(report: Report, listing: Listing, order: dict[str, int]) -> 
 
 
 def _format_linked_share(listing: Listing) -> str:
-    """How many instructions have a line of loops."""
+    """How many instructions have a line of the loops, in words; "" for other listings."""
     if listing.kind not in ("asm", "llvm", "ptx") or not any(line.loop for line in listing.lines):
         return ""
     return f": {100 * listing.linked_share():.0f} % of the instructions have a line of loops"

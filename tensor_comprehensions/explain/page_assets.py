@@ -1,4 +1,4 @@
-"""The style sheet and the script of a page. Both are covered by hashes in its policy, so that nothing else runs."""
+"""The style sheet and the script of a page. Its content security policy has their hashes, so nothing else runs."""
 
 STYLE = """
 :root{--bg:#fff;--fg:#1a1a1a;--dim:#666;--rule:#ccc;--mark:#fff3b0;--pin:#ffe27a;--pane:#fafafa;

@@ -11,13 +11,16 @@ from ..loop_ir.show import Texts, list_lines
 from .kernel_report import PassDiff
 
 CONTEXT = 1
-"""Unchanged lines that are shown around changed ones."""
+"""Number of unchanged lines shown around changed ones."""
 
 
 def list_pass_diffs(results: Mapping[str, Any], spell: Callable[[str], str], known: Texts) -> tuple[PassDiff, ...]:
-    """The passes after the one that makes the loops.
+    """The changes of each pass after the one that creates the loops.
 
-    results: of all passes, by name, in order. spell: gives names of the program. known: texts of parts of the loops.
+    Args:
+        results: the results of all passes, by name, in order.
+        spell: replaces canonical names in a text by those of the def.
+        known: a cache of the texts of parts of the loops.
     """
     modules = [(name, value) for name, value in results.items() if isinstance(value, Module)]
     found = []
@@ -35,7 +38,7 @@ def list_pass_diffs(results: Mapping[str, Any], spell: Callable[[str], str], kno
 
 
 def _diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Removed lines ("-"), new ones ("+"), unchanged ones around them (" "), and gaps ("~")."""
+    """(sign, text) of removed ("-"), added ("+") and nearby unchanged (" ") lines, and gaps ("~")."""
     groups = SequenceMatcher(None, before, after).get_grouped_opcodes(CONTEXT)
     for number, group in enumerate(groups):
         if number:

@@ -1,4 +1,4 @@
-"""The search for the options of a kernel: in words, and as a picture on the scale of the race that ended it."""
+"""The search for the options of a kernel, in words and as a picture; times are scaled to those of the final race."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, HEIGHT, MARGIN = 560, 240, 52
 
 
 def describe_search(s: SearchCurve) -> str:
-    """How many candidates were tried, and the times of the chosen and of the default options."""
+    """The number of candidates tried, and the times of the chosen and of the default options, in words."""
     kinds = Counter(c.outcome for c in s.candidates)
     outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in kinds.most_common())
     tried = f"{len(s.candidates)} candidates in {s.elapsed:.0f} s ({outcomes})"
@@ -24,9 +24,9 @@ def describe_search(s: SearchCurve) -> str:
 
 
 def draw_search(s: SearchCurve) -> str:
-    """A point for each candidate: when it was tried, and its time; the best so far as a line, the winner in a circle.
+    """The picture of a search as SVG: a point for each candidate, a line for the best so far, a circle for the winner.
 
-    Candidates without a time stand at the upper edge. The times are scaled to those of the race.
+    Candidates without a time are at the upper edge. Times are scaled to those of the final race.
     """
     if all(c.seconds is None for c in s.candidates):
         return "<p>No candidate was timed.</p>"
@@ -34,7 +34,7 @@ def draw_search(s: SearchCurve) -> str:
 
 
 class _Plot:
-    """The picture of a search; times are in microseconds."""
+    """The geometry of the picture; times are in microseconds, coordinates in pixels."""
 
     def __init__(self, s: SearchCurve) -> None:
         self._search = s
@@ -54,7 +54,7 @@ class _Plot:
         return MARGIN / 2 + (HEIGHT - 1.5 * MARGIN) * log10(self._high / time) / room
 
     def parts(self) -> Iterator[str]:
-        """The elements of the picture."""
+        """The SVG elements of the picture."""
         s = self._search
         bottom = HEIGHT - MARGIN
         yield f'<path class="axis" d="M{MARGIN} {MARGIN / 2:.0f} V{bottom} H{WIDTH - MARGIN}"/>'

@@ -1,5 +1,7 @@
-"""Sectors of global memory that a warp touches: those of the first warp of the first block, in the first iteration of
-every loop around an access."""
+"""Sectors of global memory that a warp touches.
+
+This counts the first warp of the first block, in the first iteration of every loop around an access.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
 from ..loop_ir.rewrite import stmt_expressions, substatements, walk_expr
 
 SECTOR, WARP = 32, 32
-"""Bytes that a GPU moves at once; threads of a warp."""
+"""Bytes of a sector, the unit of global memory traffic; threads of a warp."""
 _Lanes = np.ndarray[Any, Any]
 
 
@@ -25,9 +27,12 @@ class SectorCount:
     """The traffic of a warp in one access to global memory.
 
     Attributes:
-        kind: "reads" or "writes". buffer: its name.
-        threads: those that take part. bytes: that they ask for, each counted once.
-        sectors: of `SECTOR` bytes, that are moved. least: that as many bytes need.
+        kind: "reads" or "writes".
+        buffer: the name of the buffer.
+        threads: how many threads take part.
+        bytes: the distinct bytes that they access.
+        sectors: how many sectors of `SECTOR` bytes are moved.
+        least: how many sectors so many bytes need.
     """
 
     kind: str
@@ -42,9 +47,9 @@ class SectorCount:
 
 
 def count_sectors(kernel: ir.Kernel) -> tuple[tuple[SectorCount, int], ...]:
-    """The accesses of a kernel with a launch to global memory, and how often each kind occurs in its text.
+    """The accesses of a kernel, which has a launch, to global memory, and how often each occurs in its text.
 
-    Accesses whose place depends on data, and copies of boxes, are left out.
+    Accesses with addresses that depend on data, and copies of boxes (TMA), are left out.
     """
     assert kernel.launch is not None
     threads = np.arange(min(WARP, prod(kernel.launch.block)))
@@ -59,7 +64,7 @@ def count_sectors(kernel: ir.Kernel) -> tuple[tuple[SectorCount, int], ...]:
 
 
 def _count_statement_sectors(s: ir.Stmt, values: Mapping[str, _Lanes]) -> Iterator[SectorCount]:
-    """values: of the variables, for each thread that gets there; unknown ones are missing."""
+    """The accesses in `s`. values: the known values of variables, for each thread that reaches `s`."""
     for e in stmt_expressions(s):
         loads = (x for x in walk_expr(e) if isinstance(x, ir.Load))
         yield from _count_access_sectors("reads", ((x.buffer, x.indices, 0) for x in loads), values)
@@ -111,7 +116,7 @@ def _count_access_sectors(
 
 
 def _evaluate_per_thread(e: ir.Expr, values: Mapping[str, _Lanes]) -> _Lanes | None:
-    """The value of an integer or boolean expression for each thread, of a vector its first lane; None if unknown."""
+    """The value of an integer or bool expression for each thread; for a vector, of its first lane; None if unknown."""
     match e:
         case ir.Const(constant):
             return np.full_like(values["thread.x"], int(constant))

@@ -1,4 +1,4 @@
-"""Reports on sparse kernels: formats, loops and merges as they were decided, the loops, and machine code or CUDA."""
+"""Reports on sparse kernels: the decisions on formats, loops and merges, the loops, and machine code or CUDA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .listings import list_loops
 
 @pause_gc()
 def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
-    """The report on a kernel for operands in certain formats, of any sizes."""
+    """The report on a CPU kernel for sparse operands in given formats, of any sizes."""
     problem = compiled.plan.problem
     function = problem.function
     with open_book() as book:
@@ -60,7 +60,7 @@ def explain_sparse_kernel(compiled: CompiledSparseKernel) -> Report:
 
 @pause_gc()
 def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
-    """The report on a kernel for a GPU, for operands in certain formats, of any sizes."""
+    """The report on a GPU kernel for sparse operands in given formats, of any sizes."""
     with open_book() as book:
         module = separate_statements(compile_sparse_gpu(compiled.problem, compiled.target).module)
     statements, definition = _list_def(compiled.problem.function)
@@ -89,7 +89,7 @@ def explain_sparse_gpu_kernel(compiled: CompiledSparseGpuKernel) -> Report:
 
 
 def _list_def(function: Function) -> tuple[tuple[SourceStatement, ...], Listing]:
-    """The statements of a def and its text with formats."""
+    """The statements of a def, and the listing of its text with formats."""
     rows = text_with_formats(function).split("\n")
     lines = _statement_lines(rows, len(function.statements))
     statements = tuple(
@@ -101,7 +101,7 @@ def _list_def(function: Function) -> tuple[tuple[SourceStatement, ...], Listing]
 
 
 def _compile_phase(module: Module, target: CpuTarget, number: int) -> tuple[Listing, Listing, bytes]:
-    """Loops and machine code of one module."""
+    """The loops of one phase, the listing of its machine code, and the machine code."""
     lines = list(list_lines(module))
     text = emit_llvm_with_lines(module, target, host_symbols.vector_functions(), lines)
     code, assembly = object_code.assemble_and_print(text, target)
@@ -110,7 +110,7 @@ def _compile_phase(module: Module, target: CpuTarget, number: int) -> tuple[List
 
 
 def _join_listings(kind: str, title: str, parts: list[Listing], loops: list[Listing] | None = None) -> Listing:
-    """Listings of phases, one after another; lines of loops are counted on."""
+    """Concatenate the listings of phases. loops: the loops of each phase, to renumber the lines that refer to them."""
     lines: list[ListingLine] = []
     before = 0
     for number, part in enumerate(parts):
@@ -120,13 +120,13 @@ def _join_listings(kind: str, title: str, parts: list[Listing], loops: list[List
 
 
 def _statement_lines(rows: list[str], count: int) -> list[int]:
-    """The lines of the statements of a def that was printed from its tree: one for each."""
+    """The line number of each statement in the printed def `rows`; all 1 if they cannot be found."""
     found = [n for n, row in enumerate(rows, 1) if row.startswith((" ", "\t")) and "=" in row]
     return found if len(found) == count else [1] * count
 
 
 def _plan_lines(plan: str, statements: tuple[SourceStatement, ...]) -> list[ListingLine]:
-    """The decisions, line by line; a line belongs to the statement under which it stands."""
+    """The lines of a sparse schedule; a line belongs to the statement above it."""
     found: list[ListingLine] = []
     owner: tuple[str, ...] = ()
     for row in plan.split("\n"):

@@ -1,4 +1,4 @@
-"""The short form of a report: one screen of text, the decisions that matter most first."""
+"""The short form of a report: one screen of text, most important decisions first."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .kernel_report import CallFacts, Report
 from .search_report import describe_search
 
 COLUMN, LOOPS = 10, 4
-"""Width of the column of subjects; number of loops whose footprints are printed."""
+"""Width of the column of subjects in characters; most loops whose footprints are printed."""
 ORDER = (
     "fusion", "lowering", "split", "order", "tiles", "temporary", "plan", "pack", "vector", "mapping", "promotion",
     "padding", "function", "memory", "graph", "tuning",
 )  # fmt: skip
 ELSEWHERE = 2
-"""Number of rivals in the short form."""
+"""Most rivals of a decision in the short form."""
 
 
 def format_report(report: Report) -> str:
-    """A line of verdict, then the decisions by subject, each with its reason and its numbers."""
+    """The verdict in one line, then the decisions by subject, each with its reason and its numbers."""
     return "\n".join(_format_report_lines(report))
 
 
@@ -56,13 +56,13 @@ def _format_report_lines(report: Report) -> Iterator[str]:
 
 
 def describe_kernels(calls: CallFacts) -> str:
-    """How many kernels an operator has, and in which sizes they differ."""
+    """The number of kernels of an operator, and the sizes in which they differ, in words."""
     made = f"kernels of this operator so far: {calls.compiled} compiled, {calls.loaded} loaded"
     return f"{made}; they differ in {'; in '.join(calls.varying)}" if calls.varying else made
 
 
 def _belongs_in_short_form(d: Decision) -> bool:
-    """Whether a decision belongs to the short form, because it is not the usual one."""
+    """Whether the short form shows a decision, because it is not the usual one."""
     if d.subject == "tuning":
         return "no tuned record" not in d.chosen or "the cache has" in d.why
     if d.subject == "memory":
@@ -73,7 +73,7 @@ def _belongs_in_short_form(d: Decision) -> bool:
 
 
 def decisions_in_order(report: Report) -> list[Decision]:
-    """The decisions by subject; those that prevent fusion before others, the most bytes first."""
+    """The decisions in the order of `ORDER`; of the same subject, those that cost most bytes through memory first."""
 
     def rank(d: Decision) -> tuple[int, float]:
         moved = dict(d.numbers).get("bytes through memory", 0.0)
@@ -83,7 +83,7 @@ def decisions_in_order(report: Report) -> list[Decision]:
 
 
 def label_statements(report: Report, d: Decision) -> str:
-    """The statements of a decision as people find them: lines and tensors."""
+    """The labels of the statements of a decision, separated by commas."""
     return ", ".join(report.labels(d.statements))
 
 
@@ -108,7 +108,7 @@ def _format_decision(report: Report, d: Decision) -> Iterator[str]:
 
 
 def shown_numbers(d: Decision) -> list[tuple[str, float]]:
-    """The numbers of a decision without zero parts of a cost."""
+    """The (name, number) pairs of a decision to print, with names for users and without zero costs."""
     if d.subject == "plan":
         return [(f"cycles of {name}" if name != "total" else "cycles", n) for name, n in d.numbers if n]
     if d.subject == "pack":

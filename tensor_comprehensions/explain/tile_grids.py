@@ -1,7 +1,7 @@
 """Pictures of tile programs: which thread holds each element of an instruction, and the stages of pipelines over time.
 
-Layouts as grids of elements and threads are those of "Graphene: An IR for Optimized Tensor Computations on GPUs"
-(ASPLOS 2023), figures 3 to 6.
+The grids of elements and threads follow figures 3 to 6 of "Graphene: An IR for Optimized Tensor Computations on GPUs"
+(ASPLOS 2023).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..tiles.tensors import ThreadTensor
 from .kernel_report import Grid, Section
 
 ROWS, COLUMNS = 16, 36
-"""Maximum size of a picture; larger matrices are cut off."""
+"""Most rows and columns of a picture; larger matrices are cut off."""
 STEPS = 12
-"""Steps of a loop that a picture shows."""
+"""Most steps of a loop that a picture shows."""
 
 
 # --- instructions ------------------------------------------------------------------------------------------------
 
 
 def draw_atoms(names: Iterable[str]) -> Iterator[Section]:
-    """A section for each instruction of several threads: the thread that holds, or points at, each element."""
+    """A section for each instruction of several threads: the thread that holds, or addresses, each element."""
     for name in dict.fromkeys(names):
         atom = ATOMS.get(name)
         if atom is not None and atom.group > 1:
@@ -68,7 +68,7 @@ def _operand_grid(role: str, o: AtomOperand, atom: Atom) -> Grid:
 
 
 def draw_thread_groups(program: specs.Program) -> Iterator[Section]:
-    """The threads of a block as the program divides them: the first one of each group."""
+    """The section on how the program divides the threads of a block: the first thread of each group."""
     found = {str(s.threads): s.threads for s in _list_nodes(program.body) if isinstance(s, specs.Spec)}
     grids = tuple(
         Grid(f"#{name}: the first thread of each group", _group_cells(threads), program.threads)
@@ -80,7 +80,7 @@ def draw_thread_groups(program: specs.Program) -> Iterator[Section]:
 
 
 def _group_cells(threads: ThreadTensor) -> tuple[tuple[int, ...], ...]:
-    """The first thread of each tile of the outermost level; a level of several dimensions has rows."""
+    """The first thread of each tile of the outermost level, in rows if the level has several dimensions."""
     layout = threads.levels[0]
     first = evaluate_index(threads.offset, {})
     offsets = [first + offset for offset in layout.offsets()]
@@ -100,12 +100,12 @@ def _list_nodes(body: Sequence[specs.Node]) -> Iterator[specs.Node]:
 
 
 Order = tuple[int, int, int]
-"""Of a step: 0 before the first one that waits for copies, else 1; its number; its part, if it fills more than once."""
+"""The order of a step: 0 before the first wait for copies, else 1; its number; its part, if it fills repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """An access to a stage of a shared buffer, by some threads in a step."""
+    """An access ("fill" or "use") of some threads to a stage of a shared buffer in a step."""
 
     threads: str
     verb: str
@@ -116,12 +116,16 @@ class _Event:
 
 @dataclass
 class _Walk:
-    """The steps of a block, as its first thread comes to them.
+    """Traverses the steps of a block as its first thread executes them.
 
-    A step begins where the thread waits for copies; in a role, with each iteration of its innermost loop.
+    A step begins at each wait for copies; in a role, with each iteration of its innermost loop.
 
     Attributes:
-        staged: the buffers with stages. threads: of the present role. order: of the present step. steps: so far.
+        staged: the buffers with stages, and the number of stages.
+        events: the accesses so far.
+        threads: the threads of the current role; "" outside of roles.
+        order: the order of the current step.
+        steps: the number of waits so far.
     """
 
     staged: dict[str, int]
@@ -186,7 +190,7 @@ class _Walk:
 
 
 def draw_pipeline(program: specs.Program) -> Iterator[Section]:
-    """The stage of shared memory that each step fills and uses, if the program has buffers with stages."""
+    """The section on the stages of shared memory that each step fills and uses; none if no buffer has stages."""
     walk = _Walk(_find_staged(program.body))
     walk.run(program.body, {})
     if not walk.events:
@@ -210,7 +214,7 @@ def draw_pipeline(program: specs.Program) -> Iterator[Section]:
 
 
 def _find_staged(body: Sequence[specs.Node]) -> dict[str, int]:
-    """The shared buffers of several tiles, and how many."""
+    """The number of stages of each shared buffer that has several."""
     tiles = (n.tile for n in _list_nodes(body) if isinstance(n, specs.Allocate))
     buffers = (tile.buffer for tile in tiles if isinstance(tile, MemoryView) and tile.buffer.space is ir.Space.SHARED)
     return {b.name: b.shape[0] for b in buffers if len(b.shape) > 2 and b.shape[0] > 1}

@@ -34,7 +34,7 @@ class CompiledTiles(CompiledForGpu, Protocol):
 
 @pause_gc()
 def explain_tile_kernel(name: str, header: str, function: Callable[..., None], compiled: CompiledTiles) -> Report:
-    """The report on a tile kernel called `name` that `function` builds from a `header`."""
+    """The report on the tile kernel `name`. header, function: its signature and its Python function."""
     module = separate_statements(compiled.module)
     lines = list(list_lines(module))
     loops = list_loops(module, lines, [text for text, _ in lines])
@@ -61,7 +61,7 @@ def explain_tile_kernel(name: str, header: str, function: Callable[..., None], c
 
 
 def _text_of(function: Callable[..., None], header: str) -> str:
-    """The text of a function; the header alone where Python has not kept it."""
+    """The source of a function; the header if Python does not have the source."""
     try:
         return inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError):

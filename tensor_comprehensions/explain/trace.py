@@ -1,4 +1,4 @@
-"""A compilation that is run again for a report: under a book of decisions, with the lines of its loops."""
+"""Rerun a compilation for a report, and record its decisions and the line numbers of its loops."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from .pass_diffs import list_pass_diffs
 
 @dataclass(frozen=True)
 class Trace:
-    """A compilation, run again.
+    """A compilation that was rerun.
 
     Attributes:
-        bound: the def; of the largest block, for a kernel for any number of rows.
-        results: of the passes before the code is printed, by name, in order.
-        decisions: of these passes, in the names of the program.
+        compiled: the kernel.
+        bound: the def; for a range kernel, that of the largest block.
+        results: the results of the passes up to the last module, by name, in order.
+        decisions: the decisions of these passes, with the names of the def.
     """
 
     compiled: CompiledBase
@@ -40,17 +41,17 @@ class Trace:
 
     @cached_property
     def texts(self) -> Texts:
-        """Texts of parts of `results`."""
+        """A cache of the texts of parts of `results`."""
         return {}
 
     @cached_property
     def module(self) -> Module:
-        """The loops that are printed as code."""
+        """The loops that the code is generated from."""
         return separate_statements(self.results[next(reversed(self.results))])
 
     @cached_property
     def readable_module(self) -> Module:
-        """`module` in the names of the program."""
+        """`module` with the names of the def."""
         return separate_statements(with_original_names(self.module, self.bound))
 
     @cached_property
@@ -74,7 +75,7 @@ class Trace:
 
     @cached_property
     def copy_names(self) -> dict[str, str]:
-        """The names for people of the buffers of `module` that hold copies of operands."""
+        """Names for users of the buffers of `module` that hold packed operands."""
         name = OriginalNames.of(self.bound).name
         stores = (s for _, s in self.lines if isinstance(s, Store))
         copies = ((s.buffer.name, s.origin.tensor) for s in stores if s.origin and s.origin.role == COPY)
@@ -82,13 +83,13 @@ class Trace:
 
     @cached_property
     def buffer_names(self) -> dict[str, str]:
-        """The names for people of the buffers of `module`."""
+        """Names for users of the buffers of `module`."""
         own = _declared_buffers(self.module, self.lines)
         readable = _declared_buffers(self.readable_module, self.readable_lines)
         return {a.name: b.name for a, b in zip(own, readable, strict=True)} | self.copy_names
 
     def name_copies(self, d: Decision) -> Decision:
-        """A decision about a buffer that holds a copy, in words for people."""
+        """A decision with the name for users if it is about a buffer that holds a packed operand."""
         buffer, _, rest = d.chosen.partition(" ")
         return replace(d, chosen=f"{self.copy_names[buffer]}, {rest}") if buffer in self.copy_names else d
 
@@ -99,9 +100,13 @@ class Trace:
     def make_report(
         self, target: str, decisions: tuple[Decision, ...], code: tuple[Listing, ...], **parts: Any
     ) -> Report:
-        """The report: what kernels of all devices have, and further `parts`.
+        """Make the report.
 
-        decisions: of `self`, of the caller, and of later passes. code: the listings below the loops.
+        Args:
+            target: the machine, as text.
+            decisions: all decisions, including those of `self`.
+            code: the listings after the loops.
+            parts: further fields of the report, for the device.
         """
         with close_book():
             schedule = self.compiled.source("schedule")
@@ -127,7 +132,7 @@ class Trace:
 
 
 def _declared_buffers(m: Module, lines: Sequence[Line]) -> Iterator[Buffer]:
-    """The buffers of the module whose lines these are, in an order that its names do not change."""
+    """The buffers of a module and its `lines`, in an order that does not depend on names."""
     yield from (*m.arguments, *m.temporaries)
     for _, s in lines:
         if isinstance(s, Allocate):
@@ -137,7 +142,7 @@ def _declared_buffers(m: Module, lines: Sequence[Line]) -> Iterator[Buffer]:
 
 
 def trace_compilation(compiled: CompiledBase, last: str) -> Trace:
-    """Run the passes of `compiled` as far as `last` again."""
+    """Rerun the passes of `compiled` up to `last`."""
     is_range = isinstance(compiled, CompiledRangeKernel)
     bound = compiled.make(tuple(axis[0].rows for axis in compiled.sizes)) if is_range else compiled.bound  # type: ignore[attr-defined]
     with close_book():
