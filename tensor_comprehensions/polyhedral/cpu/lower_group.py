@@ -31,8 +31,7 @@ from ..schedule.tile_sizes import tile_order
 from ..scop.scop import ScopStatement, statements_of
 from .contraction_bridge import cluster_op, cluster_plan
 from .lower_nest import INITIAL_VALUES, NestLowering
-from .memory_bound_bridge import memory_bound_op, with_prefixed_names
-from .memory_bound_bridge import row_order_of as loops_of
+from .memory_bound_bridge import memory_bound_op, row_order_of, with_prefixed_names
 from .tile_loops import TileRange, localized_buffer, tile_loops, tiles_of, with_remainders
 
 
@@ -59,7 +58,7 @@ def lower_group(
     if movement is None:
         order = tile_order(function, group, scheduled.leaves, target)
     else:
-        order = loops_of(movement, group)
+        order = row_order_of(movement, group)
         options = options if movement.shared else replace(options, grain_size=0)
     if group.serial is not None:
         start = _initialize_sums(function, scheduled, tiles, buffers, options, target)

@@ -25,6 +25,7 @@ from ..tree.schedule_tree import (
     THREAD_IDS,
     Band,
     Collective,
+    Empty,
     MappedBandMember,
     Mapping,
     Mark,
@@ -32,7 +33,6 @@ from ..tree.schedule_tree import (
     Tree,
     with_mark,
 )
-from ..tree.schedule_tree import Empty as End
 from .statement_phases import Phase, Unit, units_of
 
 TILE, ELEMENTS, SHARED, WRITTEN_OUT = "tile", "elements", "shared", "registers"
@@ -421,7 +421,7 @@ def _make_thread_tree(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan)
     rest = tuple(u for u in units if u.phase is not Phase.INIT)
     serial = [a for a in leaf.inner if a.dim.kind is DimKind.SERIAL]
     reduced = [a for a in leaf.inner if a.dim.kind is DimKind.REDUCTION]
-    children: list[Child | Collective] = [(starts, End())] if starts else []
+    children: list[Child | Collective] = [(starts, Empty())] if starts else []
     if rest:
         children.append((rest, Band(_make_point_loops(plan, rest, reduced), rest, _in_order(rest))))
     body = SequenceNode(tuple(children), "")
@@ -489,7 +489,7 @@ def _tile_members(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Mapp
 
 
 def _in_order(units: Sequence[Unit]) -> Tree:
-    return SequenceNode(tuple(((u,), End()) for u in units), "")
+    return SequenceNode(tuple(((u,), Empty()) for u in units), "")
 
 
 def _cooperative_tree(plan: KernelPlan, number: int, leaf: NestPlan) -> Tree:
