@@ -16,7 +16,8 @@ import islpy as isl
 from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir.buffer_view import BufferView, footprint_offsets
-from ....loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
+from ....loop_ir.cross_thread_reduction import block_thread_rank
+from ....loop_ir.nodes import Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
 from ....lower_expr import LoweringScope, lower_subscript
 from ....machine import GPU_VECTOR_BYTES
 from ....tc_lang import ir as tc
@@ -77,8 +78,8 @@ class BlockCopy:
         total, threads = prod(shape), prod(launch.block)
         trips = -(-total // threads)
         trip = internal_name(self.buffer.name, "in" if into else "out")
-        position = build.add(build.mul(build.var(trip), threads), thread_rank(launch))
-        place = _unravel_trip_index(thread_rank(launch), threads, build.var(trip), shape)
+        position = build.add(build.mul(build.var(trip), threads), block_thread_rank(launch))
+        place = _unravel_trip_index(block_thread_rank(launch), threads, build.var(trip), shape)
         body = self._element(outer, place, launch, into=into)
         if total % threads:
             body = build.when(build.lt(position, total), body)
@@ -168,14 +169,6 @@ def _is_always_divisible(number: int, aff: isl.Aff, points: isl.Set) -> bool:
 def vector_shape(shape: Sequence[int], lanes: int) -> tuple[int, ...]:
     """The shape of a box counted in vectors."""
     return (*shape[:-1], shape[-1] // lanes) if shape else (1,)
-
-
-def thread_rank(launch: Launch) -> Expr:
-    """The linear index of a thread in its block; x varies fastest."""
-    x, y, z = (
-        build.var(name) if extent > 1 else build.const(0) for name, extent in zip(THREAD, launch.block, strict=True)
-    )
-    return build.add(x, build.mul(build.add(y, build.mul(z, launch.block[1])), launch.block[0]))
 
 
 def _unravel_trip_index(base: Expr, step: int, trip: Expr, shape: Sequence[int]) -> list[Expr]:
