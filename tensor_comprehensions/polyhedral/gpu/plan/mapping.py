@@ -27,7 +27,7 @@ from ..tree.schedule_tree import (
     Collective,
     Empty,
     MappedBandMember,
-    Mapping,
+    MappingFilter,
     Mark,
     SequenceNode,
     Tree,
@@ -315,7 +315,7 @@ def kernel_tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
         whole = with_mark(whole, SHARED_DEPTH, plan.options.shared_depth, threads=False)
     if plan.options.private_depth >= 0:
         whole = with_mark(whole, PRIVATE_DEPTH, plan.options.private_depth, threads=True)
-    return Mapping(blocks, units, Mark("kernel", whole))
+    return MappingFilter(blocks, units, Mark("kernel", whole))
 
 
 def _format_tile_label(plan: KernelPlan, k: int) -> str:
@@ -380,7 +380,7 @@ def map_to_threads(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan, ch
             )
         elif count > 1:
             values.append((THREAD_IDS[k], 1, tuple((u.name, "0") for u in units)))
-    return Mapping(tuple(values), units, Mark("thread", child))
+    return MappingFilter(tuple(values), units, Mark("thread", child))
 
 
 def _format_thread_index(plan: KernelPlan, a: MappedDim, unit: Unit) -> str:

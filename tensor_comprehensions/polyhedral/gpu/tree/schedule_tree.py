@@ -41,7 +41,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class MappingFilter:
     """A mapping to blocks or threads: a filter `identifier = value` for every unit.
 
     values: (identifier, its extent, the value for each unit by name).
@@ -80,7 +80,7 @@ class Empty:
     """An empty tree."""
 
 
-Tree = Band | Mapping | SequenceNode | Mark | Empty
+Tree = Band | MappingFilter | SequenceNode | Mark | Empty
 
 
 def tree_to_isl(context: isl.Context, units: Sequence[Unit], tree: Tree) -> isl.Schedule:
@@ -109,7 +109,7 @@ def _print_tree(tree: Tree) -> str:
             )
             coincident = ", ".join(str(int(m.coincident)) for m in members)
             return f'schedule: "[{rows}]", permutable: 1, coincident: [{coincident}]{_print_child(child)}'
-        case Mapping(values, units, child):
+        case MappingFilter(values, units, child):
             conditions = {
                 u.name: " and ".join(f"({dict(of)[u.name]}) = {name}" for name, _, of in values) for u in units
             }
@@ -153,7 +153,7 @@ def with_mark(tree: Tree, name: str, depth: int, *, threads: bool) -> Tree:
     match tree:
         case Mark() if depth or threads:
             return replace(tree, child=with_mark(tree.child, name, depth, threads=threads))
-        case Mapping(values=values) if depth or threads:
+        case MappingFilter(values=values) if depth or threads:
             here = any(identifier in THREAD_IDS for identifier, _, _ in values)
             return (
                 replace(tree, child=with_mark(tree.child, name, depth, threads=threads))
@@ -183,7 +183,7 @@ def without_collectives(tree: Tree) -> Tree:
         case SequenceNode(children, domain):
             kept = tuple((c[0], without_collectives(c[1])) for c in children if not isinstance(c, Collective))
             return SequenceNode(kept, domain)
-        case Band() | Mapping() | Mark():
+        case Band() | MappingFilter() | Mark():
             return replace(tree, child=without_collectives(tree.child))
         case _:
             assert_never(tree)
@@ -202,7 +202,7 @@ def format_tree(tree: Tree) -> Iterator[str]:
                 loops = ", ".join(m.label + ("" if m.coincident else " (ordered)") for m in members)
                 yield f"band: {loops}"
             yield from _indent_tree(child, bool(members))
-        case Mapping(values, units, child):
+        case MappingFilter(values, units, child):
             ids = ", ".join(f"{name} = {dict(of)[units[0].name]} of {count}" for name, count, of in values)
             if values:
                 yield f"mapping: {ids}"

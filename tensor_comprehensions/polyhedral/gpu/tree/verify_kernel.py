@@ -24,7 +24,7 @@ from .schedule_tree import (
     Band,
     Collective,
     Empty,
-    Mapping,
+    MappingFilter,
     Mark,
     SequenceNode,
     Tree,
@@ -119,7 +119,7 @@ def _check_tree_structure(tree: Tree, plan: KernelPlan, *, mapped: bool) -> None
             if not units:
                 raise InternalError("a band without instances")
             _check_tree_structure(child, plan, mapped=mapped)
-        case Mapping(values=values, child=child):
+        case MappingFilter(values=values, child=child):
             here = any(name in THREAD_IDS for name, _, _ in values)
             if here and mapped:
                 raise InternalError("a statement is mapped to threads twice")
