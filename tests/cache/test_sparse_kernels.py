@@ -160,7 +160,7 @@ def test_code_of_other_phases_is_passed_over(
     root: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, x = matrix(), torch.rand(20)
-    monkeypatch.setattr(sparse_cache, "_content", lambda made: ({"sizes": [3], "symbols": [[]]}, b"four"))
+    monkeypatch.setattr(sparse_cache, "_serialize_kernel", lambda made: ({"sizes": [3], "symbols": [[]]}, b"four"))
     expected = tc.define(SPMV).spmv(a, x)
     assert torch.equal(tc.define(SPMV).spmv(a, x), expected)
     assert "cannot be used: the machine code is shorter or longer" in caplog.text
@@ -171,14 +171,14 @@ def test_code_of_other_phases_is_passed_over(
 def test_a_plan_that_cannot_be_read_is_passed_over(
     change: Any, root: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a, x, content = matrix(), torch.rand(20), sparse_cache._content
+    a, x, content = matrix(), torch.rand(20), sparse_cache._serialize_kernel
 
     def damage(made: Any) -> Any:
         metadata, data = content(made)
         change(metadata["plan"])
         return metadata, data
 
-    monkeypatch.setattr(sparse_cache, "_content", damage)
+    monkeypatch.setattr(sparse_cache, "_serialize_kernel", damage)
     expected = tc.define(SPMV).spmv(a, x)
     assert torch.equal(tc.define(SPMV).spmv(a, x), expected)
     assert "cannot be used" in caplog.text

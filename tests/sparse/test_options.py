@@ -91,7 +91,7 @@ def test_options_are_part_of_the_key_and_of_what_is_stored() -> None:
     op, given = tc.define(SPGEMM).f, operands("csr csr")
     problem = op.compile(*given).compiled.program.problem
     other = replace(problem, options=tc.SparseOptions(prefetch_distance=0))
-    first, second = (sparse_cache._key(p, host()) for p in (problem, other))
+    first, second = (sparse_cache._make_key(p, host()) for p in (problem, other))
     assert first is not None
     assert second is not None
     assert first.difference(second) == ("kernel",)

@@ -32,17 +32,17 @@ def load_or_compile_sparse(
 ) -> CompiledSparseKernel:
     """The kernel for a request, from the cache or made now. Raises CannotLower as `make` does."""
     store = current_store()
-    key = None if store.mode == "off" else _key(request, target)
+    key = None if store.mode == "off" else _make_key(request, target)
     adapter = CacheAdapter(
         request.function.name,
         make,
-        _content,
-        lambda stored: _restore(stored, request, target),
+        _serialize_kernel,
+        lambda stored: _deserialize_kernel(stored, request, target),
     )
     return load_or_make(store, key, adapter)
 
 
-def _key(request: KernelRequest, target: CpuTarget) -> Key | None:
+def _make_key(request: KernelRequest, target: CpuTarget) -> Key | None:
     indices = tuple((name, dtype.name) for name, dtype in request.index_types)
     kernel = (indices, request.fixed, request.parallel, request.refills, request.options)
     try:
@@ -58,7 +58,7 @@ def _describe_def(function: Function) -> str:
     return f"{function.canonical}\nwith {formats}\n{sha256(repr(function).encode()).hexdigest()[:32]}"
 
 
-def _content(made: CompiledSparseKernel) -> tuple[Mapping[str, Any], bytes]:
+def _serialize_kernel(made: CompiledSparseKernel) -> tuple[Mapping[str, Any], bytes]:
     """The metadata with the plan of calls, and the concatenated machine code of all phases."""
     facts = {"sizes": [len(c.data) for c in made.code], "symbols": [c.symbols for c in made.code]}
     function = made.plan.problem.function
@@ -66,8 +66,11 @@ def _content(made: CompiledSparseKernel) -> tuple[Mapping[str, Any], bytes]:
     return {**facts, "plan": to_plain(plan)}, b"".join(c.data for c in made.code)
 
 
-def _restore(stored: StoredKernel, request: KernelRequest, target: CpuTarget) -> CompiledSparseKernel:
-    """The kernel that `_content` wrote. Raises CannotLower if it cannot be loaded, or any error for corrupt content."""
+def _deserialize_kernel(stored: StoredKernel, request: KernelRequest, target: CpuTarget) -> CompiledSparseKernel:
+    """The kernel that `_serialize_kernel` wrote.
+
+    Raises CannotLower if it cannot be loaded, KeyError, TypeError etc. for corrupt content.
+    """
     code = _parse_code(stored)
     plan = _parse_plan(stored.metadata["plan"], request.function)
     if plan.num_phases != len(code):
@@ -90,7 +93,7 @@ def _plan_classes() -> dict[str, Any]:
 
 
 def _parse_code(stored: StoredKernel) -> tuple[ObjectCode, ...]:
-    """Parse the machine code that `_content` wrote. Raises ValueError if the content is corrupt."""
+    """Parse the machine code that `_serialize_kernel` wrote. Raises ValueError if the content is corrupt."""
     sizes, symbols = map(int, stored.metadata["sizes"]), stored.metadata["symbols"]
     ends = [0, *accumulate(sizes)]
     if ends[-1] != len(stored.data):
