@@ -18,11 +18,11 @@ from ..tc_lang.ir import BoundFunction
 from .call_cost import call_bytes, call_flops
 from .kernel_report import Report, Roofline
 
-RUNS, LEAST_SECONDS = 5, 0.05
+MIN_RUNS, MIN_SECONDS = 5, 0.05
 """Minimum number of timed runs, and their minimum total time in seconds."""
-SHARE = 0.5
+CACHE_FRACTION = 0.5
 """Fraction of a cache that the copies fill when its bandwidth is measured."""
-FAR, LARGEST = 4, 256 << 20
+LLC_MULTIPLE, MAX_BUFFER_BYTES = 4, 256 << 20
 """Size of a buffer that fits no cache, in multiples of the last cache; its maximum in bytes."""
 
 
@@ -50,7 +50,7 @@ def _time_call(run: Callable[[], object]) -> float:
     """The median CPU time of a call in seconds, of this thread only, so that other load does not count."""
     run()
     times: list[float] = []
-    while len(times) < RUNS or sum(times) < LEAST_SECONDS:
+    while len(times) < MIN_RUNS or sum(times) < MIN_SECONDS:
         start = thread_time()
         run()
         times.append(thread_time() - start)
@@ -68,8 +68,8 @@ def machine_limits() -> tuple[tuple[tuple[str, float], ...], float]:
 def _working_sets() -> Iterator[tuple[str, int]]:
     cache_sizes = host().cache
     for n, size in enumerate(cache_sizes, 1):
-        yield f"L{n}", int(size * SHARE)
-    yield "memory", min(LARGEST, FAR * cache_sizes[-1])
+        yield f"L{n}", int(size * CACHE_FRACTION)
+    yield "memory", min(MAX_BUFFER_BYTES, LLC_MULTIPLE * cache_sizes[-1])
 
 
 def _copy_rate(size: int) -> float:
