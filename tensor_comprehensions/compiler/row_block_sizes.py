@@ -12,51 +12,51 @@ from ..tc_lang.dynamic_sizes.rows import Rows
 from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, walk_expr
 from .compiled_kernel import BlockSize
 
-SHARED_OPERAND_ROWS: tuple[int, ...] = (32, 8, 1)
+SHARED_OPERAND_BLOCK_ROWS: tuple[int, ...] = (32, 8, 1)
 """Block sizes if all rows are multiplied by one matrix: large blocks for register tiles, small ones for the rest."""
-LARGE_OPERAND_ROWS: tuple[int, ...] = (64, 16, 8, 1)
-"""Block sizes if that matrix has `LARGE_OPERAND` elements or more: each block reads it from beyond L2."""
-LARGE_OPERAND = 1 << 19
+LARGE_OPERAND_BLOCK_ROWS: tuple[int, ...] = (64, 16, 8, 1)
+"""Block sizes if that matrix has `MIN_LARGE_OPERAND_ELEMENTS` elements or more: each block reads it from beyond L2."""
+MIN_LARGE_OPERAND_ELEMENTS = 1 << 19
 """Elements of a matrix that is so large that a small block can take as long as a large one."""
-OVERLAP_FROM = {64: 48, 32: 20, 16: 12, 8: 3, 1: 0}
+MIN_OVERLAP_ROWS = {64: 48, 32: 20, 16: 12, 8: 3, 1: 0}
 """By block size, the least number of remaining rows for which an overlapping block is faster than smaller blocks.
 
 An overlapping block computes some rows twice, but smaller blocks read the whole matrix for a few rows each. Measured
 with layers of 256 x 512 on Zen 4.
 """
-SUMMED_ROWS: tuple[int, ...] = (128, 32, 8, 2, 1)
+ROW_SUM_BLOCK_ROWS: tuple[int, ...] = (128, 32, 8, 2, 1)
 """Block sizes if products of rows are summed into a matrix, which every block reads and writes."""
-SHARED_INNER_ROWS: tuple[int, ...] = (32, 8, 1)
-"""As `SHARED_OPERAND_ROWS` for defs with several axes, since their block sizes multiply the code."""
-SUMMED_INNER_ROWS: tuple[int, ...] = (128, 32, 8, 1)
-"""As `SUMMED_ROWS` for defs with several axes. The largest is optional."""
-INNER_ROWS: tuple[int, ...] = (256, 32, 8, 1)
+SHARED_OPERAND_INNER_BLOCK_ROWS: tuple[int, ...] = (32, 8, 1)
+"""As `SHARED_OPERAND_BLOCK_ROWS` for defs with several axes, since their block sizes multiply the code."""
+ROW_SUM_INNER_BLOCK_ROWS: tuple[int, ...] = (128, 32, 8, 1)
+"""As `ROW_SUM_BLOCK_ROWS` for defs with several axes. The largest is optional."""
+COLUMN_BLOCK_ROWS: tuple[int, ...] = (256, 32, 8, 1)
 """Block sizes if rows are columns of some tensor, so that blocks are vectors."""
-OVERLAP_INNER_FROM = {256: 64, 64: 16, 32: 9, 8: 1}
-"""As `OVERLAP_FROM` for rows that are columns of some tensor, and for defs with several axes."""
-VECTOR_ROWS = 32
+MIN_INNER_OVERLAP_ROWS = {256: 64, 64: 16, 32: 9, 8: 1}
+"""As `MIN_OVERLAP_ROWS` for rows that are columns of some tensor, and for defs with several axes."""
+MIN_VECTOR_BLOCK_ROWS = 32
 """Least rows of the largest block if rows are neighbors in memory: enough to be computed in vectors."""
-MOST_INNER_ROWS = 512
+MAX_INNER_BLOCK_ROWS = 512
 """Most rows of a block in defs with several axes: less than `row_strides.TYPICAL_EXTENT`."""
-MOST_VARIANTS = 27
+MAX_VARIANTS = 27
 """Most combinations of block sizes along several axes."""
 TYPICAL_ROWS = 256
 """The number of rows that inner axes are assumed to have when the block sizes of an outer axis are chosen."""
-ENOUGH_REUSE = 64
+REGISTER_TILE_REUSE = 64
 """If a row uses each element of a matrix so often, a block of one row fills a register tile."""
-BLOCK_OPS = 1 << 14
+MIN_BLOCK_OPS = 1 << 14
 """Scalar operations of a block that make the cost of the loop over blocks negligible."""
-STEP = 8
+BLOCK_ROWS_RATIO = 8
 """The ratio of successive block sizes for rows that share no matrix."""
-SHARED_OPS = 1 << 22
+MIN_SHARED_BLOCK_OPS = 1 << 22
 """Scalar operations from which on the threads share the work inside a block, instead of taking whole blocks."""
-SUMMED_SHARED_OPS = 1 << 18
-"""As `SHARED_OPS` for blocks that run one after another, because they add to the same elements."""
-OPEN_ROWS = (257, 251)
+MIN_SHARED_SUM_BLOCK_OPS = 1 << 18
+"""As `MIN_SHARED_BLOCK_OPS` for blocks that run one after another, because they add to the same elements."""
+OPEN_LOOP_ROWS = (257, 251)
 """Two numbers of rows for which loops over all rows are lowered, to compare the results. They are prime."""
-OPEN_OUTER_ROWS = (17, 13)
-"""As `OPEN_ROWS` for axes outside of the two innermost ones, so that tensors do not exceed the caches."""
-NEVER = 1 << 40
+OPEN_LOOP_OUTER_ROWS = (17, 13)
+"""As `OPEN_LOOP_ROWS` for axes outside of the two innermost ones, so that tensors do not exceed the caches."""
+SERIAL_GRAIN = 1 << 40
 """A grain that no call reaches: one thread runs all blocks."""
 
 
@@ -73,7 +73,7 @@ def choose_block_sizes(
     for n, rows in enumerate(axes):
         outer, inner = tuple(sizes[0].rows for sizes in found), (TYPICAL_ROWS,) * (len(axes) - n - 1)
         found.append(_choose_axis(make((*outer, 1, *inner)), rows, len(axes) > 1, options, typical))
-    while prod(map(_count_needed, found)) > MOST_VARIANTS:
+    while prod(map(_count_needed, found)) > MAX_VARIANTS:
         longest = max(map(_count_needed, found))
         n = next(n for n, sizes in enumerate(found) if _count_needed(sizes) == longest)
         found[n] = found[n][1:]
@@ -82,7 +82,7 @@ def choose_block_sizes(
 
 def list_open_counts(axes: Sequence[Rows], number: int) -> tuple[int, ...]:
     """One of the two tuples of row counts, by axis, for which loops over all rows are lowered. number: 0 or 1."""
-    outer, inner = OPEN_OUTER_ROWS[number], OPEN_ROWS[number]
+    outer, inner = OPEN_LOOP_OUTER_ROWS[number], OPEN_LOOP_ROWS[number]
     return tuple(outer if n < len(axes) - 2 else inner for n in range(len(axes)))
 
 
@@ -129,25 +129,27 @@ def _choose_axis(
     ops = max(1, sum(_op_count(s) for s in row.statements))
     shared = max((_count_shared_elements(s, rows) for s in row.statements), default=0)
     if any(_adds_products(s, rows) for s in row.statements):
-        counts = SUMMED_INNER_ROWS if is_one_of_several else SUMMED_ROWS
+        counts = ROW_SUM_INNER_BLOCK_ROWS if is_one_of_several else ROW_SUM_BLOCK_ROWS
     elif shared:
-        few = LARGE_OPERAND_ROWS if shared >= LARGE_OPERAND else SHARED_OPERAND_ROWS
-        alone = INNER_ROWS if _is_inner(rows) else few
-        counts = SHARED_INNER_ROWS if is_one_of_several else alone
+        few = LARGE_OPERAND_BLOCK_ROWS if shared >= MIN_LARGE_OPERAND_ELEMENTS else SHARED_OPERAND_BLOCK_ROWS
+        alone = COLUMN_BLOCK_ROWS if _is_inner(rows) else few
+        counts = SHARED_OPERAND_INNER_BLOCK_ROWS if is_one_of_several else alone
     else:
-        least = -(-BLOCK_OPS // ops)
-        most = max(least * STEP, VECTOR_ROWS * _is_last(row, rows))
-        counts = tuple(n for n in INNER_ROWS if n <= most) if _is_inner(rows) else _list_block_row_counts(least)
-        counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
-    optional = counts[0] if counts is SUMMED_INNER_ROWS else 0
-    is_alone = counts in (SHARED_OPERAND_ROWS, LARGE_OPERAND_ROWS) and not (is_one_of_several or _is_inner(rows))
-    overlaps = OVERLAP_FROM if is_alone else OVERLAP_INNER_FROM
+        least = -(-MIN_BLOCK_OPS // ops)
+        most = max(least * BLOCK_ROWS_RATIO, MIN_VECTOR_BLOCK_ROWS * _is_last(row, rows))
+        counts = tuple(n for n in COLUMN_BLOCK_ROWS if n <= most) if _is_inner(rows) else _list_block_row_counts(least)
+        counts = tuple(n for n in counts if n <= MAX_INNER_BLOCK_ROWS) if is_one_of_several else counts
+    optional = counts[0] if counts is ROW_SUM_INNER_BLOCK_ROWS else 0
+    is_alone = counts in (SHARED_OPERAND_BLOCK_ROWS, LARGE_OPERAND_BLOCK_ROWS) and not (
+        is_one_of_several or _is_inner(rows)
+    )
+    overlaps = MIN_OVERLAP_ROWS if is_alone else MIN_INNER_OVERLAP_ROWS
     counts = tuple(n for n in counts if not typical or n <= typical)
     again = (shared > 0 or _is_inner(rows)) and all(
         t.role is not Role.INOUT for t in row.tensors
     )  # rows may be computed twice
     sums = any(_is_sum(s, rows) for s in row.statements)
-    shared_ops = SUMMED_SHARED_OPS if sums else SHARED_OPS
+    shared_ops = MIN_SHARED_SUM_BLOCK_OPS if sums else MIN_SHARED_BLOCK_OPS
     return tuple(
         BlockSize(n, _choose_grain(n * ops, shared_ops, options), overlaps.get(n, 0) if again else 0, n == optional)
         for n in counts
@@ -165,16 +167,16 @@ def _is_last(row: BoundFunction, rows: Rows) -> bool:
 
 
 def _list_block_row_counts(least: int) -> tuple[int, ...]:
-    """The powers of `STEP` down to 1, from the smallest one that is at least `least`."""
+    """The powers of `BLOCK_ROWS_RATIO` down to 1, from the smallest one that is at least `least`."""
     counts = [1]
     while counts[0] < least:
-        counts.insert(0, counts[0] * STEP)
+        counts.insert(0, counts[0] * BLOCK_ROWS_RATIO)
     return tuple(counts)
 
 
 def _choose_grain(ops: int, shared_ops: int, options: CpuOptions) -> int:
     if not options.grain_size:
-        return NEVER
+        return SERIAL_GRAIN
     return 0 if ops >= shared_ops else max(1, options.grain_size // ops)
 
 
@@ -193,7 +195,7 @@ def _count_shared_elements(s: BoundStatement, rows: Rows) -> int:
         used = _collect_subscript_indices(a)
         if a.tensor not in rows.tensors and used & reduced and used & free.keys():
             again = prod(n for name, n in free.items() if name not in used)
-            return prod(i.extent for i in s.indices if i.name in used) if again < ENOUGH_REUSE else 0
+            return prod(i.extent for i in s.indices if i.name in used) if again < REGISTER_TILE_REUSE else 0
     return 0
 
 
