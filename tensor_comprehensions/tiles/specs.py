@@ -177,7 +177,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveRegisters:
+class SetRegisterCount:
     """Sets the number of registers of each thread of the role (`setmaxnreg`); `grows` if that is an increase."""
 
     count: int
@@ -245,7 +245,7 @@ class WaitProducts:
 
 Node = (
     Spec | Sync | Commit | WaitCopies | Allocate | Loop | When | Let | Role | One | SyncPart | MakeBarriers | Expect
-    | Wait | SyncCluster | Arrive | Fence | WaitProducts | MoveRegisters
+    | Wait | SyncCluster | Arrive | Fence | WaitProducts | SetRegisterCount
 )  # fmt: skip
 BODIES = (Loop, When, Let, Role, One)
 """The nodes with a body, except specs."""

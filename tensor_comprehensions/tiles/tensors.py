@@ -296,7 +296,7 @@ class DataTensor(Tensor):
 
         return self._attempt(split, "partition", f"by {layout}")
 
-    def places(self) -> tuple[int, ...]:
+    def swizzled_offsets(self) -> tuple[int, ...]:
         """The swizzled offset of every element."""
         return self.offsets() if self.swizzle is None else tuple(map(self.swizzle, self.offsets()))
 

@@ -54,7 +54,7 @@ def test_the_fewest_turns_are_chosen_where_nothing_frees_all() -> None:
 @pytest.mark.parametrize("swizzle", candidates(t.tensor("[64,64].fp16.SH")))
 def test_a_swizzled_tile_stays_in_its_memory(swizzle: t.Swizzle) -> None:
     tile = t.tensor("[64,64].fp16.SH").swizzled(swizzle)
-    assert sorted(tile.places()) == list(range(64 * 64))
+    assert sorted(tile.swizzled_offsets()) == list(range(64 * 64))
 
 
 @law
@@ -103,7 +103,7 @@ def test_a_descriptor_along_k_leads_to_the_elements_of_its_tile(width: int, dtyp
     size, address = 16 >> base, 3 * 8 * width
     columns = width // size
     tile = t.tensor(f"[64,{columns}].{dtype}.SH").swizzled(t.Swizzle((width // 16).bit_length() - 1, base, 3))
-    places, step = tile.places(), 32 // size  # columns that one instruction takes
+    places, step = tile.swizzled_offsets(), 32 // size  # columns that one instruction takes
     for first in range(0, columns, step):
         found = t.descriptor(major="K", swizzle=width, address=address, first=first, bits=8 * size)
         for row in range(64):
@@ -116,7 +116,7 @@ def test_a_descriptor_along_k_leads_to_the_elements_of_its_tile(width: int, dtyp
 def test_a_descriptor_along_rows_leads_to_the_elements_of_its_tile(width: int, rows: int) -> None:
     across, address = width // 2, 5 * 8 * width
     tile = t.tensor(f"[4,{rows},{across}].fp16.SH").swizzled(t.Swizzle((width // 16).bit_length() - 1, 3, 3))
-    places = tile.places()
+    places = tile.swizzled_offsets()
     for first in range(0, rows, 16):
         found = t.descriptor(major="MN", swizzle=width, address=address, first=first, rows=rows)
         for m in range(4 * across):

@@ -157,7 +157,7 @@ def test_a_partition_gives_each_thread_its_values(tensor: t.DataTensor, threads:
     assert (found.count, found.size) == (threads.size, tv.size)
     for thread in range(threads.size):
         expected = tuple(tensor.levels[0](threads(thread) + values(v)) for v in range(values.size))
-        assert found[thread].places() == expected
+        assert found[thread].swizzled_offsets() == expected
         assert value(found[I].offset, {"i": thread}) == tensor.levels[0](threads(thread))
 
 
@@ -239,7 +239,7 @@ def test_a_fragment_is_a_partition() -> None:
     tile = t.tensor("[16,8].fp32.SH").partition("((4,8),(2,2)):((32,1),(16,8))")
     for lane in range(32):
         rows, columns = (lane // 4, lane // 4 + 8), (lane % 4 * 2, lane % 4 * 2 + 1)
-        assert tile[lane].places() == tuple(8 * row + column for row in rows for column in columns)
+        assert tile[lane].swizzled_offsets() == tuple(8 * row + column for row in rows for column in columns)
 
 
 def test_guards_that_nothing_can_fail_go() -> None:
@@ -292,7 +292,7 @@ THREADS = t.threads("[3,4].[32].thread")
         (lambda: X.partition("(32,8):(1,32)"), "cannot partition", "one level"),
         (lambda: A.partition("(32,7):(1,32)"), "by (32, 7) : (1, 32): cannot compose", ""),
         (lambda: A.swizzled(t.Swizzle(3, 3, 3)), "by Sw<3,3,3>", "a tensor in SH"),
-        (lambda: A[I].places(), "cannot enumerate", "a number"),
+        (lambda: A[I].swizzled_offsets(), "cannot enumerate", "a number"),
         (lambda: THREADS.indices(2), "at level 2", "a level of 0 to 1"),
     ],
 )

@@ -74,7 +74,7 @@ def _decompose_node(node: specs.Node, context: RuleContext) -> specs.Node:
         case specs.Loop() | specs.When() | specs.Let() | specs.Role() | specs.One():
             body = [_decompose_node(n, context) for n in node.body]
             if isinstance(node, specs.Role) and node.registers:
-                body.insert(0, specs.MoveRegisters(node.registers, node.registers > context.registers))
+                body.insert(0, specs.SetRegisterCount(node.registers, node.registers > context.registers))
             return replace(node, body=tuple(body))
         case specs.SyncPart(threads):
             return specs.SyncPart(threads, context.part_number(threads))
@@ -231,7 +231,7 @@ def _print_node(node: specs.Node) -> Iterator[str]:
         case specs.Arrive(barrier):
             everywhere = ", in all blocks of the cluster" if barrier.array.everywhere else ""
             yield f"Arrive({barrier_text(barrier)}{everywhere})"
-        case specs.MoveRegisters(count):
+        case specs.SetRegisterCount(count):
             yield f"Registers({count})"
         case specs.WaitProducts(groups):
             yield f"WaitProducts({groups})"

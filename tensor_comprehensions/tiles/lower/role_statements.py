@@ -81,7 +81,7 @@ def barrier_statement(node: specs.Node) -> ir.Stmt:
             return ir.Invoke(WGMMA_WAIT, (), (groups,))
         case specs.SyncPart((_, count), number):
             return ir.Invoke(BARRIER_PART, (), (number, count))
-        case specs.MoveRegisters(count, grows):
+        case specs.SetRegisterCount(count, grows):
             return ir.Invoke(REGISTERS_INC if grows else REGISTERS_DEC, (), (count,))
     raise InternalError(f"{type(node).__name__} has no statement")
 

@@ -134,7 +134,7 @@ def _emit_wgmma_products(
     if lies and b.dtype.size != 2:
         raise ArgumentError(f"no rule decomposes {text}", expected="factors that lie along K, if not of 16 bits")
     suffix = f"{'_registers' if held else ''}{next(name for name, n in GROUP_SUFFIXES.items() if n == lies)}"
-    yield _lower_to_loops(spec, WGMMA_FENCE)
+    yield _make_intrinsic_leaf(spec, WGMMA_FENCE)
     for step in range(steps):
         for i in range(plan.rows_each):
             left, view = _left_operand(a, plan, i, step, text)
@@ -151,7 +151,7 @@ def _emit_wgmma_products(
                 yield specs.Leaf(
                     (sums,), (left or a, b), spec.threads, kind="MatMul", atom=statement.name, statement=statement
                 )
-    yield _lower_to_loops(spec, WGMMA_COMMIT)
+    yield _make_intrinsic_leaf(spec, WGMMA_COMMIT)
 
 
 def _left_operand(
@@ -208,7 +208,7 @@ def is_across(x: MemoryView) -> bool:
     return row in last and column not in last
 
 
-def _lower_to_loops(spec: specs.MatMul, name: str) -> specs.Leaf:
+def _make_intrinsic_leaf(spec: specs.MatMul, name: str) -> specs.Leaf:
     return specs.Leaf(spec.outputs, (), spec.threads, kind=name, atom="", statement=ir.Invoke(name, ()))
 
 

@@ -108,7 +108,7 @@ def _held_values(tile: tuple[int, int, int]) -> int:
     return (tile[1] + tile[2] + tile[2] // 2) // 2
 
 
-def chain_room(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
+def resident_chain_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """The number of resident blocks of an SM; 0 if not even one fits."""
     assert order.inner is not None
     shared = chain_bytes(region, tiles, tiles.boxes[order.inner.pairs[0].terms[0].name])

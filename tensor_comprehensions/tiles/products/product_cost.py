@@ -9,7 +9,7 @@ from math import prod
 from ...target import GpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundIndex, operands_of, walk_expr
-from .chain_tiles import BASE_REGISTERS, TENSOR_UNITS, chain_resources, chain_room
+from .chain_tiles import BASE_REGISTERS, TENSOR_UNITS, chain_resources, resident_chain_blocks
 from .group_product_cost import (
     ARRIVAL_CYCLES,
     CLUSTER_CYCLES,
@@ -79,7 +79,7 @@ def register_estimate(tiles: ProductTiles, sums: int) -> int:
 def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """The number of resident blocks of an SM; 0 if not even one fits."""
     if region.chain is not None:
-        return chain_room(region, order, tiles, target)
+        return resident_chain_blocks(region, order, tiles, target)
     if tiles.instruction == WGMMA:
         held = _held_bytes(region, order, tiles)
         staged = staged_bytes(region, order, tiles) - tiles.stages * held
