@@ -101,13 +101,13 @@ def padded_weights(node: fx.Node) -> Iterator[fx.Node]:
 @operation(CONVOLUTION)
 def conv(
     c: TranslationContext, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
-    turned: bool, _: Any, groups: int,
+    is_transposed: bool, _: Any, groups: int,
 ) -> Value:  # fmt: skip
     _check_type(c.dtype)
     count = len(x.groups) - 2
     shape = ConvShape.of(groups, count, stride, padding, dilation)
     weight = weight if weight.access else c.body.materialize(weight)
-    result = (_spread_windows if turned else _gather_windows)(c, x, weight, shape, c.shape)
+    result = (_spread_windows if is_transposed else _gather_windows)(c, x, weight, shape, c.shape)
     if bias is None:
         return result
     return add_scaled(c, "+", result, reshape_value(bias, [1, *bias.shape, *[1] * count]), 1)
@@ -138,7 +138,7 @@ def _gather_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
 
 def convolution_backward(
     c: TranslationContext, g: Value, x: Value, weight: Value, _: Any, stride: Any, padding: Any, dilation: Any,
-    turned: bool,
+    is_transposed: bool,
     __: Any, groups: int, mask: Sequence[bool],
 ) -> Parts:  # fmt: skip
     """The gradients by the input, by the weights and by the bias."""
@@ -148,10 +148,10 @@ def convolution_backward(
 
     def by_input() -> Value:
         taps = weight if weight.access else c.body.materialize(weight)
-        return (_gather_windows if turned else _spread_windows)(c, g, taps, shape, x.shape)
+        return (_gather_windows if is_transposed else _spread_windows)(c, g, taps, shape, x.shape)
 
     def by_weight() -> Value:
-        data, results = (g, x) if turned else (x, g)
+        data, results = (g, x) if is_transposed else (x, g)
         return _correlate(c, data, results, weight.shape, shape)
 
     def by_bias() -> Value:
@@ -305,11 +305,11 @@ def split_conv_backward(graph: fx.Graph) -> None:
     """Split each backward of a convolution into a node per gradient, so that regions may include some of them."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is BACKWARD:
-            _take_apart(graph, node)
+            _split_backward_node(graph, node)
     graph.eliminate_dead_code()
 
 
-def _take_apart(graph: fx.Graph, node: fx.Node) -> None:
+def _split_backward_node(graph: fx.Graph, node: fx.Node) -> None:
     mask = node.args[-1]
     for piece in list(node.users):
         place = piece.args[1]
@@ -337,11 +337,11 @@ def _count_filter_taps(node: fx.Node, argument: int) -> int:
     return math.prod(node.args[argument].meta["val"].shape[1:])  # type: ignore[union-attr]
 
 
-def _count_flops(node: fx.Node, data: int, results: Sequence[int], turned: bool) -> int:
-    """The flops of a convolution of argument `data` with the next one; `turned`: a transposed convolution."""
+def _count_flops(node: fx.Node, data: int, results: Sequence[int], is_transposed: bool) -> int:
+    """The flops of a convolution of argument `data` with the next one; `is_transposed`: a transposed convolution."""
     return (
         2
-        * (math.prod(_get_argument_shape(node, data)) if turned else math.prod(results))
+        * (math.prod(_get_argument_shape(node, data)) if is_transposed else math.prod(results))
         * _count_filter_taps(node, data + 1)
     )
 
