@@ -27,7 +27,7 @@ from typing import Any
 
 from . import ipc
 
-LOOK = 1.0
+PARENT_CHECK_SECONDS = 1.0
 """Seconds between checks that the parent is alive."""
 PRELOAD = (
     "torch",
@@ -84,7 +84,7 @@ def _raise_parent_gone(number: int, frame: FrameType | None) -> None:
 
 
 def _next_order(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]] | None:
-    while not select.select([control], [], [], LOOK)[0]:
+    while not select.select([control], [], [], PARENT_CHECK_SECONDS)[0]:
         if os.getppid() != parent:
             return None
     return receive_json(control)

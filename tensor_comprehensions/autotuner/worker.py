@@ -41,21 +41,21 @@ from .timing import (
 
 VERSION = 2
 """The version of the message format."""
-ROOM = 1 << 31
+MAX_PROBLEM_BYTES = 1 << 31
 """The bytes of a problem's inputs and outputs above which the least recently used are freed."""
-PROBLEMS = 2
+MAX_PROBLEMS = 2
 """The number of problems whose inputs are kept."""
-CODES = 256
+MAX_CODES = 256
 """The number of loop programs whose code is kept."""
 CHECK, COMPILE, RUN = "prepare", "compile", "run"
 """The phases of a request."""
-LONGEST = 600.0
+DEFAULT_PHASE_SECONDS = 600.0
 """The seconds of a phase for which a request sets no limit."""
-PATIENT = 2.0
+MAX_INTERLEAVING_RATIO = 2.0
 """A timing is interleaved with other code only if it then takes at most this multiple of the requested time."""
-AGAIN = 2
+HOPELESS_RERUNS = 2
 """The number of further runs of a candidate that seems hopeless, in case other load slowed the first."""
-FRESH = 0x5EED
+FINALIST_SEED = 0x5EED
 """The seed of the inputs that only finalists see."""
 
 Phase = Callable[[str], None]
@@ -108,8 +108,8 @@ def _check(request: pb.Request, here: str, stages: Mapping[int, Stage]) -> None:
 
 def phase_limits(request: pb.Request) -> dict[str, float]:
     """Seconds that each phase of a request may take."""
-    run = request.run_limit or LONGEST
-    return {CHECK: LONGEST, COMPILE: request.compile_limit or LONGEST, RUN: run}
+    run = request.run_limit or DEFAULT_PHASE_SECONDS
+    return {CHECK: DEFAULT_PHASE_SECONDS, COMPILE: request.compile_limit or DEFAULT_PHASE_SECONDS, RUN: run}
 
 
 class MemoryCorruption(CandidateRejected):
@@ -170,7 +170,7 @@ class CompiledCodeCache:
         self._kept.clear()
 
 
-_codes = CompiledCodeCache(CODES)
+_codes = CompiledCodeCache(MAX_CODES)
 
 
 # --- measuring ---------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class PreparedProblem:
     def memory(self, kind: str, seed: int) -> ProblemMemory:
         """Memory with inputs of a kind; new memory may replace the least recently used."""
         if (kind, seed) not in self._memories:
-            while sum(m.size for m in self._memories.values()) > ROOM:
+            while sum(m.size for m in self._memories.values()) > MAX_PROBLEM_BYTES:
                 self._memories.popitem(last=False)
             made = ProblemMemory(self.problem)
             fill_inputs(made.inputs, self.problem, kind, seed)
@@ -204,7 +204,7 @@ class PreparedProblem:
 _benches: OrderedDict[str, PreparedProblem] = OrderedDict()
 
 
-@functools.lru_cache(PROBLEMS)
+@functools.lru_cache(MAX_PROBLEMS)
 def _by_message(raw: bytes) -> Problem:
     return Problem(pb.Problem.FromString(raw))
 
@@ -218,7 +218,7 @@ def prepare_problem(message: pb.Problem, folder: str) -> PreparedProblem:
     """The problem of a message, prepared to run candidates on; from a cache if possible."""
     problem = _cached_problem(Problem(message))
     if problem.digest not in _benches:
-        while len(_benches) >= PROBLEMS:
+        while len(_benches) >= MAX_PROBLEMS:
             _benches.popitem(last=False)
         _benches[problem.digest] = PreparedProblem(problem, folder)
     _benches.move_to_end(problem.digest)
@@ -251,7 +251,9 @@ def _check_and_time_candidate(
     for kind in KINDS:
         launch, first = check_candidate(made, kernel, kind, 0)
         if request.hopeless and first > request.hopeless:  # run again, in case other load slowed it
-            first = min(first, *(sample_run(launch, 1, launch.memory.restore_without_poison) for _ in range(AGAIN)))
+            first = min(
+                first, *(sample_run(launch, 1, launch.memory.restore_without_poison) for _ in range(HOPELESS_RERUNS))
+            )
         if request.hopeless and first > request.hopeless:
             reply.status, reply.message = pb.SLOW, f"the first run took {first:.3g} s"
             reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
@@ -272,7 +274,7 @@ def _measure_launch_times(
         return (time_launch(launch, first, request.seconds, request.losing),)
     other = TimedLaunch(load_candidate(others[0]), launch.memory)
     usual = sample_run(other, 1, launch.memory.restore_without_poison)
-    if LEAST * (first + usual) > PATIENT * request.seconds:
+    if LEAST * (first + usual) > MAX_INTERLEAVING_RATIO * request.seconds:
         return (time_launch(launch, first, request.seconds, request.losing * usual),)
     return time_interleaved(launch, other, (first, usual), request.seconds, request.losing)
 
@@ -336,7 +338,7 @@ def _race_candidates(request: pb.Request, reply: pb.Reply, phase: Phase) -> None
     phase(CHECK)
     made = prepare_problem(request.problem, request.folder)
     kinds = MORE_KINDS if request.fresh else KINDS
-    seed = FRESH if request.fresh else 0
+    seed = FINALIST_SEED if request.fresh else 0
     for kind in kinds:
         made.expected_outputs(kind, seed)
     usual = made.memory(KINDS[-1], 0)

@@ -33,7 +33,7 @@ from .timing import MIN_ROUNDS, MOST, ProblemMemory, Times, calls_for
 from .worker import (
     CHECK,
     COMPILE,
-    FRESH,
+    FINALIST_SEED,
     RUN,
     CandidateRejected,
     MemoryCorruption,
@@ -251,7 +251,7 @@ def _race_candidates(request: pb.Request, reply: pb.Reply, phase: Phase) -> None
     runners = [_prepare_runner(request, from_message(o))[0] for o in request.options]
     phase(CHECK)
     made = prepare_problem(request.problem, request.folder)
-    kinds, seed = (MORE_KINDS, FRESH) if request.fresh else (KINDS, 0)
+    kinds, seed = (MORE_KINDS, FINALIST_SEED) if request.fresh else (KINDS, 0)
     for kind in kinds:
         made.expected_outputs(kind, seed)
     phase(RUN)
