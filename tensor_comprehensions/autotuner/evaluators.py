@@ -111,7 +111,7 @@ class LocalWorkers:
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Compile on any processor, or run on a device that is free."""
         site = self._ensure_processes()
-        request.folder = str(site.zygote.folder)
+        request.folder = str(site.fork_server.folder)
         if request.stage == pb.COMPILE:
             request.fingerprint = ""  # compiling is the same on any number of threads
             return site.compilers.submit(request.SerializeToString(), phase_limits(request))
@@ -166,14 +166,14 @@ class _Processes:
     """A fork server with its workers."""
 
     def __init__(self, compiling: Sequence[WorkerConfig], running: Sequence[WorkerConfig]) -> None:
-        self.zygote = ForkServer()
-        self.compilers = WorkerPool(self.zygote, compiling)
-        self.runners = WorkerPool(self.zygote, running, is_tainted, device_lost)
+        self.fork_server = ForkServer()
+        self.compilers = WorkerPool(self.fork_server, compiling)
+        self.runners = WorkerPool(self.fork_server, running, is_tainted, device_lost)
 
     def close(self) -> None:
         self.compilers.close()
         self.runners.close()
-        self.zygote.close()
+        self.fork_server.close()
 
 
 # --- elsewhere ---------------------------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ def _get_worker_pool(threads: int) -> WorkerPool:
     key = (os.getpid(), threads)
     if key not in _sites:
         close_site()
-        zygote = ForkServer()
-        _sites[key] = zygote, WorkerPool(zygote, [WorkerConfig(threads=threads)], is_tainted)
+        fork_server = ForkServer()
+        _sites[key] = fork_server, WorkerPool(fork_server, [WorkerConfig(threads=threads)], is_tainted)
         atexit.register(close_site)
     return _sites[key][1]
 
@@ -248,7 +248,7 @@ def _get_worker_pool(threads: int) -> WorkerPool:
 def close_site() -> None:
     """End the worker that `evaluate_in_site` keeps in this process."""
     while _sites:
-        (pid, _), (zygote, group) = _sites.popitem()
+        (pid, _), (fork_server, group) = _sites.popitem()
         if pid == os.getpid():
             group.close()
-            zygote.close()
+            fork_server.close()

@@ -98,11 +98,11 @@ def _obey_order(control: socket.socket, order: tuple[dict[str, Any], list[int]],
         children.discard(pid)
         send_json(control, {"status": os.waitstatus_to_exitcode(status)})
         return
-    zygote = os.getpid()
+    server_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
         control.close()
-        _serve_requests(socket.socket(fileno=descriptors[0]), what, zygote)
+        _serve_requests(socket.socket(fileno=descriptors[0]), what, server_pid)
     os.close(descriptors[0])
     children.add(pid)
     send_json(control, {"pid": pid})
@@ -111,13 +111,13 @@ def _obey_order(control: socket.socket, order: tuple[dict[str, Any], list[int]],
 # --- in the worker -----------------------------------------------------------------------------------------------
 
 
-def _serve_requests(connection: socket.socket, settings: dict[str, Any], zygote: int) -> None:
+def _serve_requests(connection: socket.socket, settings: dict[str, Any], server_pid: int) -> None:
     """Answer requests until the tuner disconnects, then exit; never returns."""
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _die_with_parent(signal.SIGKILL)
-        if os.getppid() == zygote:
+        if os.getppid() == server_pid:
             _apply_worker_limits(settings)
             handler = _import_handler(settings)
             while True:

@@ -43,29 +43,29 @@ class GpuWorkers:
 
     def __init__(self, device: str) -> None:
         self._device, self.fingerprint = device, gpu_fingerprint(device)
-        self._zygote: ForkServer | None = None
+        self._fork_server: ForkServer | None = None
         self._group: WorkerPool | None = None
 
     def begin(self) -> None:
         """Start the process that the worker is forked from, without waiting for it."""
-        if self._zygote is None:
-            self._zygote = ForkServer()
-            self._group = WorkerPool(self._zygote, [WorkerConfig(SERVICE)], is_tainted)
+        if self._fork_server is None:
+            self._fork_server = ForkServer()
+            self._group = WorkerPool(self._fork_server, [WorkerConfig(SERVICE)], is_tainted)
 
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Submit a request to the worker."""
         self.begin()
-        assert self._zygote is not None
+        assert self._fork_server is not None
         assert self._group is not None
-        request.device, request.folder = self._device, str(self._zygote.folder)
+        request.device, request.folder = self._device, str(self._fork_server.folder)
         return self._group.submit(request.SerializeToString(), phase_limits(request))
 
     def close(self) -> None:
         """End every process."""
-        if self._zygote is not None and self._group is not None:
+        if self._fork_server is not None and self._group is not None:
             self._group.close()
-            self._zygote.close()
-            self._zygote = self._group = None
+            self._fork_server.close()
+            self._fork_server = self._group = None
 
 
 def autotune_gpu(

@@ -127,9 +127,9 @@ class ForkServer:
 class Worker:
     """A process that answers one request at a time."""
 
-    def __init__(self, zygote: ForkServer, settings: WorkerConfig) -> None:
-        self._zygote = zygote
-        self.pid, self._connection = zygote.fork(settings)
+    def __init__(self, fork_server: ForkServer, settings: WorkerConfig) -> None:
+        self._fork_server = fork_server
+        self.pid, self._connection = fork_server.fork(settings)
         self.answered = 0
 
     def call(self, request: bytes, limits: Mapping[str, float]) -> bytes:
@@ -168,7 +168,7 @@ class Worker:
         self._connection.close()
         self.end()
         try:
-            return self._zygote.reap(self.pid)
+            return self._fork_server.reap(self.pid)
         except ipc.Disconnected:
             return None
 
@@ -194,12 +194,12 @@ class WorkerPool:
 
     def __init__(
         self,
-        zygote: ForkServer,
+        fork_server: ForkServer,
         settings: Iterable[WorkerConfig],
         suspect: Callable[[bytes], bool] = lambda reply: False,
         lost: Callable[[bytes], bool] = lambda reply: False,
     ) -> None:
-        self._zygote, self._suspect, self._lost = zygote, suspect, lost
+        self._fork_server, self._suspect, self._lost = fork_server, suspect, lost
         self._free: queue.LifoQueue[tuple[WorkerConfig, Worker | None]] = queue.LifoQueue()
         every = tuple(settings)
         for one in every:
@@ -255,7 +255,7 @@ class WorkerPool:
             if self._closed:
                 raise WorkerDied("crash", FIRST_PHASE, "it was ended")
             try:
-                worker = Worker(self._zygote, settings)
+                worker = Worker(self._fork_server, settings)
             except ipc.Disconnected as error:
                 raise WorkerDied("crash", FIRST_PHASE, "there is no process to fork it from") from error
             self._living.add(worker)

@@ -10,7 +10,7 @@ from tensor_comprehensions.autotuner.worker_pool import ForkServer
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServer]:
     made = ForkServer()
     yield made
     made.close()

@@ -84,8 +84,8 @@ def kernel(body: str = PLAIN, tail: str = "", count: int = N, code: int = 0) -> 
 
 
 @pytest.fixture(scope="module")
-def group(zygote: ForkServer) -> Iterator[WorkerPool]:
-    made = WorkerPool(zygote, [WorkerConfig()], is_tainted)
+def group(fork_server: ForkServer) -> Iterator[WorkerPool]:
+    made = WorkerPool(fork_server, [WorkerConfig()], is_tainted)
     yield made
     made.close()
 

@@ -30,8 +30,8 @@ def fakes(**others: int) -> WorkerConfig:
 
 
 @pytest.fixture(scope="module")
-def group(zygote: ForkServer) -> Iterator[WorkerPool]:
-    made = WorkerPool(zygote, [fakes()])
+def group(fork_server: ForkServer) -> Iterator[WorkerPool]:
+    made = WorkerPool(fork_server, [fakes()])
     yield made
     made.close()
 
@@ -93,8 +93,8 @@ def test_what_failed_workers_count_as(group: WorkerPool, behavior: str, status: 
     assert evaluators.future_reply(group.submit(behavior.encode(), LIMITS), "").status == status
 
 
-def test_case_51_a_device_that_answers_nothing_else_costs_its_worker_only(zygote: ForkServer) -> None:
-    group = WorkerPool(zygote, [fakes(threads=1), fakes(threads=2)], evaluators.is_tainted)
+def test_case_51_a_device_that_answers_nothing_else_costs_its_worker_only(fork_server: ForkServer) -> None:
+    group = WorkerPool(fork_server, [fakes(threads=1), fakes(threads=2)], evaluators.is_tainted)
     try:
         first, second = (
             group.submit(b"on a gpu", LIMITS).result(),
@@ -109,8 +109,8 @@ def test_case_51_a_device_that_answers_nothing_else_costs_its_worker_only(zygote
         group.close()
 
 
-def test_case_52_a_lost_device_leaves_its_work_to_the_others(zygote: ForkServer) -> None:
-    group = WorkerPool(zygote, [fakes(threads=1), fakes(threads=2)], lost=evaluators.device_lost)
+def test_case_52_a_lost_device_leaves_its_work_to_the_others(fork_server: ForkServer) -> None:
+    group = WorkerPool(fork_server, [fakes(threads=1), fakes(threads=2)], lost=evaluators.device_lost)
     try:
         replies = [pb.Reply.FromString(f.result()) for f in [group.submit(b"on a device", LIMITS) for _ in range(6)]]
         assert {r.status for r in replies} == {pb.OK}
@@ -120,8 +120,8 @@ def test_case_52_a_lost_device_leaves_its_work_to_the_others(zygote: ForkServer)
         group.close()
 
 
-def test_case_52_when_all_devices_are_lost_their_refusal_is_reported(zygote: ForkServer) -> None:
-    group = WorkerPool(zygote, [fakes(threads=2), fakes(threads=2)], lost=evaluators.device_lost)
+def test_case_52_when_all_devices_are_lost_their_refusal_is_reported(fork_server: ForkServer) -> None:
+    group = WorkerPool(fork_server, [fakes(threads=2), fakes(threads=2)], lost=evaluators.device_lost)
     try:
         reply = pb.Reply.FromString(group.submit(b"on a device", LIMITS).result())
         assert (reply.status, reply.message) == (pb.REFUSED, "no such device")
@@ -129,16 +129,16 @@ def test_case_52_when_all_devices_are_lost_their_refusal_is_reported(zygote: For
         group.close()
 
 
-def test_case_38_a_worker_without_memory_goes_on(zygote: ForkServer) -> None:
-    group = WorkerPool(zygote, [fakes(memory=1 << 28)])
+def test_case_38_a_worker_without_memory_goes_on(fork_server: ForkServer) -> None:
+    group = WorkerPool(fork_server, [fakes(memory=1 << 28)])
     first = group.submit(b"pid", LIMITS).result()
     assert group.submit(b"greedy", LIMITS).result() == b"no memory"
     assert group.submit(b"pid", LIMITS).result() == first
     group.close()
 
 
-def test_workers_of_a_group_work_side_by_side(zygote: ForkServer) -> None:
-    group = WorkerPool(zygote, [fakes(), fakes()])
+def test_workers_of_a_group_work_side_by_side(fork_server: ForkServer) -> None:
+    group = WorkerPool(fork_server, [fakes(), fakes()])
     hanging = group.submit(b"sleep", {**LIMITS, "run": 5.0})
     assert group.submit(b"echo", LIMITS).result() == b"hello"
     assert not hanging.done()
@@ -151,11 +151,11 @@ _PARENT = """
 import sys
 from tensor_comprehensions.autotuner.device import available_cpus
 from tensor_comprehensions.autotuner.worker_pool import WorkerPool, WorkerConfig, ForkServer
-zygote = ForkServer()
-group = WorkerPool(zygote, [WorkerConfig(service="fakes:handle", path=(sys.argv[1],))] * 2)
+fork_server = ForkServer()
+group = WorkerPool(fork_server, [WorkerConfig(service="fakes:handle", path=(sys.argv[1],))] * 2)
 pids = [int(group.submit(b"pid", {"prepare": 60.0}).result())]
 waiting = group.submit(b"sleep", {"prepare": 60.0, "run": 1000.0})
-print(zygote._process.pid, *pids, zygote.folder, flush=True)
+print(fork_server._process.pid, *pids, fork_server.folder, flush=True)
 waiting.result()
 """
 
@@ -195,17 +195,17 @@ def test_folders_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pyte
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
-def test_a_closed_zygote_leaves_no_process() -> None:
-    zygote = ForkServer()
-    group = WorkerPool(zygote, [fakes()])
+def test_a_closed_fork_server_leaves_no_process() -> None:
+    fork_server = ForkServer()
+    group = WorkerPool(fork_server, [fakes()])
     pid = int(group.submit(b"pid", LIMITS).result())
     hanging = group.submit(b"sleep", {**LIMITS, "run": 1000.0})
     while not hanging.running():
         time.sleep(0.01)
     group.close()
-    zygote.close()
+    fork_server.close()
     assert gone(pid)
     with pytest.raises(WorkerDied, match=r"SIGKILL|ended"):
         hanging.result()
     with pytest.raises(WorkerDied):
-        WorkerPool(zygote, [fakes()]).submit(b"echo", LIMITS).result()
+        WorkerPool(fork_server, [fakes()]).submit(b"echo", LIMITS).result()
