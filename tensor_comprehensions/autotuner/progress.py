@@ -1,4 +1,4 @@
-"""The progress of a job: a live table on a terminal if `rich` is installed, plain lines elsewhere."""
+"""The progress of a job: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class RangeKey:
         added = row_analysis.list_row_operands(self.axes)
         return dict(zip((t.name for t in function.tensors if t.name not in added), self.strides, strict=False))
 
-    def _dynamic(self, tensor: str) -> list[int]:
+    def _dynamic_dimensions(self, tensor: str) -> list[int]:
         """The dimensions of a tensor whose sizes are dynamic."""
         places = ((rows.place(tensor), rows.depth) for rows in self.axes)
         return [place + n for place, depth in places if place is not None for n in range(depth)]
@@ -84,20 +84,20 @@ class RangeKey:
         """A tensor of the def with its strides; `open_strides` chooses numbers for dynamic ones."""
         classes = given if given is not None else self._own_classes(t)
         opened = [d for d, stride in enumerate(classes) if stride in (PACKED, GIVEN)]
-        return replace(t, strides=open_strides(t.shape, classes, opened, self._dynamic(t.name)))
+        return replace(t, strides=open_strides(t.shape, classes, opened, self._dynamic_dimensions(t.name)))
 
     def _own_classes(self, t: BoundTensor) -> tuple[int, ...]:
         """The stride classes of an output or a temporary, which the caller does not provide."""
         if t.role is Role.TEMPORARY:
             return t.strides
-        dynamic = self._dynamic(t.name)
+        dynamic = self._dynamic_dimensions(t.name)
         return tuple(PACKED if any(e > d for e in dynamic) else stride for d, stride in enumerate(t.strides))
 
     def classes(self, function: Function) -> dict[str, tuple[int, ...]]:
         """The stride classes of the arguments and outputs that have rows, by name."""
         bound = self.make(function, (1,) * len(self.axes))
         given = self._map_strides(function)
-        taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and self._dynamic(t.name)]
+        taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and self._dynamic_dimensions(t.name)]
         return {t.name: given[t.name] if t.name in given else self._own_classes(t) for t in taken}
 
     def make_block(self, function: Function, counts: Sequence[int]) -> BoundFunction:

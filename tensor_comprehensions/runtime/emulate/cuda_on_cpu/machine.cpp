@@ -389,7 +389,7 @@ void wait_at(State state, int line) {
 #include "async.cpp"
 
 // Execute the shuffle, atom or barrier that all lanes of a warp have reached. False after a failure.
-bool meet(int first, int count) {
+bool execute_warp_step(int first, int count) {
     enter_block(rank_of(first));
     for (int k = 1; k < count; k++)
         if (fibers[first + k].line != fibers[first].line) return fail_waiting(DIVERGED, first, first + k), false;
@@ -414,7 +414,7 @@ bool meet(int first, int count) {
 bool advance_warp(int first) {
     int count = 0, waiting = 0;
     for (int k = first; k < (int)fibers.size() && k < first + WARP; k++, count++) waiting += fibers[k].state == IN_WARP;
-    return waiting == count && meet(first, count);
+    return waiting == count && execute_warp_step(first, count);
 }
 
 // Release `n` threads if all wait at the same barrier, of their block or of the cluster. True if they were released.
