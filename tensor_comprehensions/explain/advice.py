@@ -9,9 +9,9 @@ from ..core.decisions import Decision
 from .format_numbers import format_bytes
 from .kernel_report import Report
 
-CHEAPER = 0.97
+MAX_RIVAL_COST_RATIO = 0.97
 """A rival plan is worth trying if its cost is below this fraction of the chosen plan's."""
-MOST_SENTENCES = 3
+MAX_SUGGESTIONS = 3
 """Most suggestions in a summary."""
 
 
@@ -22,7 +22,7 @@ def advise(d: Decision, report: Report) -> str:
     if d.subject == "plan":
         total = dict(d.numbers).get("total", 0.0)
         best = min((o.number for o in d.others if o.number is not None), default=total)
-        if total and best < CHEAPER * total:
+        if total and best < MAX_RIVAL_COST_RATIO * total:
             share = f"at {best / total:.2f} of its cycles by the model"
             return f"another plan, {share}: time it as a schedule, or tune the operator"
     if d.subject == "tuning" and "no tuned record" in d.chosen:
@@ -42,7 +42,7 @@ def _advise_fusion(d: Decision, report: Report) -> str:
 def summarize(report: Report) -> Iterator[str]:
     """A few sentences about the kernel, for readers who know neither schedules nor machine code."""
     yield from _describe_kernels(report)
-    yield from itertools.islice(_suggest_changes(report), MOST_SENTENCES)
+    yield from itertools.islice(_suggest_changes(report), MAX_SUGGESTIONS)
     r = report.roofline
     if r is not None and r.seconds is not None and r.share is not None:
         share = f"{100 * r.share:.0f} % of what the limits of this machine allow"

@@ -33,7 +33,7 @@ from .trace import trace_compilation
 BANKS, BANK_BYTES = 32, 4
 ROWS_SHOWN, COLUMNS_SHOWN = 16, 36
 """Most rows and columns of a shared buffer in the picture of its banks."""
-ATTEMPTS = 8
+MAX_COMPILATIONS = 8
 """Compilations until NVRTC produces the same machine code; its assembler orders some instructions randomly."""
 
 
@@ -87,7 +87,7 @@ def list_gpu_code(marked: str, compiled: CompiledForGpu, loops: Listing) -> GpuL
         return GpuListings((cuda,), "", {})
     architecture = architecture_for(cuda.text, compiled.target.name)
     wanted = code_sections(compiled.cubin.binary)
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_COMPILATIONS):
         ptx, code = nvrtc.compile_with_lines(cuda.text, architecture)
         same = code_sections(code.binary) == wanted
         if same:

@@ -10,13 +10,13 @@ from .format_numbers import format_bytes, format_count, format_number
 from .kernel_report import CallFacts, Report
 from .search_report import describe_search
 
-COLUMN, LOOPS = 10, 4
+SUBJECT_WIDTH, MAX_LOOPS = 10, 4
 """Width of the column of subjects in characters; most loops whose footprints are printed."""
-ORDER = (
+SUBJECT_ORDER = (
     "fusion", "lowering", "split", "order", "tiles", "temporary", "plan", "pack", "vector", "mapping", "promotion",
     "padding", "function", "memory", "graph", "tuning",
 )  # fmt: skip
-ELSEWHERE = 2
+MAX_RIVALS = 2
 """Most rivals of a decision in the short form."""
 
 
@@ -40,19 +40,20 @@ def _format_report_lines(report: Report) -> Iterator[str]:
     for d in filter(_belongs_in_short_form, decisions_in_order(report)):
         yield from _format_decision(report, d)
     far = [f for f in report.footprints if f.cache != "L1"]
-    for f in far[:LOOPS]:
+    for f in far[:MAX_LOOPS]:
         trips = "" if f.trips < 0 else f" x {f.trips}"
         about = "" if f.is_exact else "at most "
-        yield f"  {'touches':<{COLUMN}} {f.name}{trips} (line {f.loop}): {about}{format_bytes(f.total)}, fits {f.cache}"
+        size = f"{about}{format_bytes(f.total)}, fits {f.cache}"
+        yield f"  {'touches':<{SUBJECT_WIDTH}} {f.name}{trips} (line {f.loop}): {size}"
     if report.roofline is not None:
         yield from _format_roofline(report)
     if report.search is not None:
-        yield f"  {'search':<{COLUMN}} {describe_search(report.search)}"
+        yield f"  {'search':<{SUBJECT_WIDTH}} {describe_search(report.search)}"
     if report.calls is not None and report.calls.varying:
-        yield f"  {'calls':<{COLUMN}} {describe_kernels(report.calls)}"
+        yield f"  {'calls':<{SUBJECT_WIDTH}} {describe_kernels(report.calls)}"
     for section in report.sections:
         yield f"  {section.title}"
-        yield from (f"  {'':<{COLUMN}} {line}" for line in section.text)
+        yield from (f"  {'':<{SUBJECT_WIDTH}} {line}" for line in section.text)
 
 
 def describe_kernels(calls: CallFacts) -> str:
@@ -73,11 +74,11 @@ def _belongs_in_short_form(d: Decision) -> bool:
 
 
 def decisions_in_order(report: Report) -> list[Decision]:
-    """The decisions in the order of `ORDER`; of the same subject, those that cost most bytes through memory first."""
+    """The decisions in `SUBJECT_ORDER`; of the same subject, those that move most bytes through memory first."""
 
     def rank(d: Decision) -> tuple[int, float]:
         moved = dict(d.numbers).get("bytes through memory", 0.0)
-        return ORDER.index(d.subject) if d.subject in ORDER else len(ORDER), -moved
+        return SUBJECT_ORDER.index(d.subject) if d.subject in SUBJECT_ORDER else len(SUBJECT_ORDER), -moved
 
     return sorted(report.decisions, key=rank)
 
@@ -90,19 +91,20 @@ def label_statements(report: Report, d: Decision) -> str:
 def _format_decision(report: Report, d: Decision) -> Iterator[str]:
     about = label_statements(report, d)
     numbers = ", ".join(format_number(name, n) for name, n in shown_numbers(d))
-    yield f"  {d.subject:<{COLUMN}} {f'{about}: ' if about else ''}{d.chosen}"
+    yield f"  {d.subject:<{SUBJECT_WIDTH}} {f'{about}: ' if about else ''}{d.chosen}"
     if d.why or numbers:
-        yield f"  {'':<{COLUMN}}   because {d.why}" + (f" ({numbers})" if numbers else "")
+        yield f"  {'':<{SUBJECT_WIDTH}}   because {d.why}" + (f" ({numbers})" if numbers else "")
     if text := advise(d, report):
-        yield f"  {'':<{COLUMN}}   try: {text}"
+        yield f"  {'':<{SUBJECT_WIDTH}}   try: {text}"
     total = dict(d.numbers).get("total")
-    for o in d.others[:ELSEWHERE]:
+    for o in d.others[:MAX_RIVALS]:
         ratio = f" {o.number / total:.2f} x" if total and o.number is not None else ""
         value = format_count(o.number) if o.number is not None and not ratio else ""
         if d.subject == "fusion" and o.number is not None:
             value = format_bytes(o.number)
+        label = "next" if ratio or d.subject != "fusion" else "through memory"
         yield (
-            f"  {'':<{COLUMN}}   {'next' if ratio or d.subject != 'fusion' else 'through memory'}:{ratio} {o.text}"
+            f"  {'':<{SUBJECT_WIDTH}}   {label}:{ratio} {o.text}"
             + (f" [{'; '.join(filter(None, (value, o.why_not)))}]" if value or o.why_not else "")
         )
 

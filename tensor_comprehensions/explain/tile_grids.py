@@ -18,9 +18,9 @@ from ..tiles.check.shared_accesses import evaluate_index
 from ..tiles.tensors import ThreadTensor
 from .kernel_report import Grid, Section
 
-ROWS, COLUMNS = 16, 36
+MAX_ROWS, MAX_COLUMNS = 16, 36
 """Most rows and columns of a picture; larger matrices are cut off."""
-STEPS = 12
+MAX_STEPS = 12
 """Most steps of a loop that a picture shows."""
 
 
@@ -52,7 +52,7 @@ def _describe_operand(role: str, o: AtomOperand) -> str:
 
 
 def _operand_grid(role: str, o: AtomOperand, atom: Atom) -> Grid:
-    rows, columns = min(o.rows, ROWS), min(o.columns, COLUMNS)
+    rows, columns = min(o.rows, MAX_ROWS), min(o.columns, MAX_COLUMNS)
     cells = [[-1] * columns for _ in range(rows)]
     for thread in range(atom.group):
         for value in range(o.values):
@@ -73,7 +73,7 @@ def draw_thread_groups(program: specs.Program) -> Iterator[Section]:
     grids = tuple(
         Grid(f"#{name}: the first thread of each group", _group_cells(threads), program.threads)
         for name, threads in found.items()
-        if len(threads.parts) > 1 and 1 < threads.count <= ROWS * COLUMNS
+        if len(threads.parts) > 1 and 1 < threads.count <= MAX_ROWS * MAX_COLUMNS
     )
     if grids:
         yield Section("groups of threads", (), grids)
@@ -166,8 +166,8 @@ class _Walk:
     def _run_loop(self, var: str, stop: int, inner: Sequence[specs.Node], values: dict[str, Any]) -> None:
         """The first steps of a loop. In a role, a loop around others, such as one over tiles, has one iteration."""
         is_outer = self.threads and any(isinstance(n, specs.Loop) for n in _list_nodes(inner))
-        for i in range(min(stop, 1 if is_outer else STEPS)):
-            if self.steps > STEPS:
+        for i in range(min(stop, 1 if is_outer else MAX_STEPS)):
+            if self.steps > MAX_STEPS:
                 return
             if self.threads and not is_outer:
                 self.order = (1, i, 0)
@@ -209,7 +209,7 @@ def draw_pipeline(program: specs.Program) -> Iterator[Section]:
         tuple("before" if phase == 0 else "" if part else str(n) for phase, n, part in steps),
     )
     stages = ", ".join(f"{name}: {depth}" for name, depth in walk.staged.items())
-    more = f"; the first {STEPS} steps of each loop" if any(n >= STEPS - 1 for _, n, _ in steps) else ""
+    more = f"; the first {MAX_STEPS} steps of each loop" if any(n >= MAX_STEPS - 1 for _, n, _ in steps) else ""
     yield Section("pipeline", (f"stages of shared memory: {stages}{more}",), (grid,))
 
 
