@@ -26,8 +26,6 @@ from . import ipc
 from .fork_server import receive_json, send_json
 
 SERVICE = "tensor_comprehensions.autotuner.worker:handle_request"
-START = 120.0
-"""Seconds that the fork server may take to load torch and the compiler on a busy machine."""
 MAX_REQUESTS = 400
 """Requests after which a worker is replaced, which bounds the memory that libraries leak."""
 FIRST_PHASE = "prepare"
