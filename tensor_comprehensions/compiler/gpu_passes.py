@@ -38,7 +38,7 @@ from ..tc_lang.transforms.legalize import legalize
 from .compiled_kernel import CompiledBase, keep_results
 from .cpu_passes import Pass, check_sites_of, log_compilation, log_decisions, run_passes, with_original_names
 
-PAYS = 3 / 4
+MAX_TENSOR_CORE_CYCLES_RATIO = 3 / 4
 """Largest ratio of estimated cycles with to without tensor cores for which they are used; estimates are rough."""
 
 
@@ -117,7 +117,7 @@ def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
     with close_book():  # only an estimate, not a decision to record
         mapped = _import_polyhedral_mapper().estimate_cycles(bound, context.target)
     _record_tensor_cores(divided, mapped)
-    return divided if divided.cycles < PAYS * mapped else None
+    return divided if divided.cycles < MAX_TENSOR_CORE_CYCLES_RATIO * mapped else None
 
 
 def _record_tensor_cores(divided: Any, mapped: float | None) -> None:
@@ -125,9 +125,13 @@ def _record_tensor_cores(divided: Any, mapped: float | None) -> None:
 
     def decide() -> Decision:
         names = tuple(s.name for r in divided.regions for s in r.region.statements)
-        taken = mapped is None or divided.cycles < PAYS * mapped
+        taken = mapped is None or divided.cycles < MAX_TENSOR_CORE_CYCLES_RATIO * mapped
         chosen = "; ".join(map(str, divided.regions)) if taken else "without tensor cores"
-        why = "tile options were given" if mapped is None else f"they pay if they take at most {PAYS} times the cycles"
+        why = (
+            "tile options were given"
+            if mapped is None
+            else f"they pay if they take at most {MAX_TENSOR_CORE_CYCLES_RATIO} times the cycles"
+        )
         others = (("cycles without tensor cores", mapped),) if mapped is not None else ()
         return Decision("lowering", names, chosen, why, (("cycles on tensor cores", divided.cycles), *others))
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from math import prod
 
 Labels = frozenset[str]
-EXACT = 9
+MAX_EXACT_OPERANDS = 9
 """Most operands for which all orders are compared; the work triples with each operand."""
 
 
@@ -28,10 +28,10 @@ class ContractionPath:
 
 
 def best_path(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> ContractionPath:
-    """The path with the fewest multiplications, then the least memory; greedy for more than `EXACT` operands."""
+    """The path with the fewest multiplications, then the least memory; greedy above `MAX_EXACT_OPERANDS`."""
     pairs = (
         _find_optimal_pairs(operands, output, sizes)
-        if len(operands) <= EXACT
+        if len(operands) <= MAX_EXACT_OPERANDS
         else _find_greedy_pairs(operands, output, sizes)
     )
     return _build_path(pairs, operands, output, sizes)

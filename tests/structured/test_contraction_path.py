@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tensor_comprehensions.einsum_frontend.equation import parse_equation
 from tensor_comprehensions.einsum_frontend.to_def import equation_to_def
-from tensor_comprehensions.structured.contraction_path import EXACT, Labels, best_path
+from tensor_comprehensions.structured.contraction_path import MAX_EXACT_OPERANDS, Labels, best_path
 
 
 def all_costs(operands: Sequence[Labels], output: Labels, sizes: dict[str, int]) -> Iterator[tuple[int, int]]:
@@ -59,7 +59,7 @@ def test_a_chain_starts_at_its_thin_end() -> None:
 def test_long_chains_are_contracted_greedily() -> None:
     names = "abcdefghijklm"
     chain = [frozenset(pair) for pair in pairwise(names)]
-    assert len(chain) > EXACT
+    assert len(chain) > MAX_EXACT_OPERANDS
     order = best_path(chain, frozenset("am"), dict.fromkeys(names, 4))
     assert order.operations == (len(chain) - 1) * 4**3
 

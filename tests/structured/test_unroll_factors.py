@@ -13,7 +13,7 @@ import pytest
 from tensor_comprehensions.structured.analysis.contraction_info import analyze_contraction
 from tensor_comprehensions.structured.analysis.window_reuse import distinct_taps
 from tensor_comprehensions.structured.cost.tile_cost import RegisterTile
-from tensor_comprehensions.structured.cost.unroll_factors import completely_unrolled
+from tensor_comprehensions.structured.cost.unroll_factors import count_unrolled_reductions
 from tensor_comprehensions.structured.lower.contraction import lower_contraction
 from tensor_comprehensions.structured.planners.select import select_plan
 from tensor_comprehensions.target import AVX512
@@ -39,7 +39,7 @@ def test_windows_are_unrolled_where_registers_hold_the_scalars_that_taps_share(
 ) -> None:
     known = analyze_contraction(ops.op(f"O:f,h,w = I:c,h+kh,{window} x W:f,c,kh,kw", IMAGE), "f")
     tile = RegisterTile(16, (("f", filters), ("w", row)))
-    assert completely_unrolled(known, AVX512, tile, ("c", "kh", "kw")) == unrolled
+    assert count_unrolled_reductions(known, AVX512, tile, ("c", "kh", "kw")) == unrolled
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 5])

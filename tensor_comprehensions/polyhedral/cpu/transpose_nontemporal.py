@@ -13,7 +13,7 @@ from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store
 from ...machine import CACHE_LINE_BYTES
-from ...structured.lower.transpose import Axis, begin_lines, with_registers
+from ...structured.lower.transpose import Axis, has_aligned_rows, with_registers
 from ...structured.lower.vector_expr import substitute_vectorized
 from ...thresholds import MAX_NONTEMPORAL_STAGE
 from .transpose_staging import chunk_of, chunk_start, staged_loads, transpose_into, with_loads
@@ -90,7 +90,10 @@ def _split_long_axis(axis: Axis) -> tuple[Axis, ...]:
 def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
     """Whether all rows of a part of `lanes` lanes start at a cache line, assuming that the buffer does."""
     size = buffer.type.dtype.size
-    return begin_lines(buffer.strides, size) and first * size % CACHE_LINE_BYTES == lanes * size % CACHE_LINE_BYTES == 0
+    return (
+        has_aligned_rows(buffer.strides, size)
+        and first * size % CACHE_LINE_BYTES == lanes * size % CACHE_LINE_BYTES == 0
+    )
 
 
 def _compute_row_pitch(buffer: Buffer, lanes: int) -> int:

@@ -14,7 +14,7 @@ from ...loop_ir.buffer_view import BufferDim, private_view
 from ...loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
 from ...loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
 from ...machine import CACHE_LINE_BYTES, SHUFFLE_BYTES
-from ...structured.lower.transpose import Axis, begin_lines, transpose_loops, with_registers
+from ...structured.lower.transpose import Axis, has_aligned_rows, transpose_loops, with_registers
 from ...target import CpuTarget
 from ...thresholds import (
     MAX_INTERLEAVED_STRIDE,
@@ -91,7 +91,7 @@ def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTar
     """Whether vectors are whole cache lines of the outputs, and the data exceed L1."""
     if not _has_lines(target) or any(s.op is not None for s in stores):
         return False
-    whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written_buffers(stores))
+    whole = all(has_aligned_rows(b.strides, b.type.dtype.size) for b in _written_buffers(stores))
     return whole and _touched_bytes(stores, reads) > target.cache[0]
 
 

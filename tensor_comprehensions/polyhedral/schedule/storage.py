@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ...structured.lower.transpose import begin_lines
+from ...structured.lower.transpose import has_aligned_rows
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, Role, Tensor
@@ -124,7 +124,7 @@ def nontemporal_outputs(function: BoundFunction, group: FusionGroup, target: Cpu
     if bytes_touched(function, group) < target.reuse_limit_bytes:
         return frozenset()
     tensors = (function.tensor(name) for name in _only_written(group))
-    return frozenset(t.name for t in tensors if begin_lines(t.strides, t.dtype.size))
+    return frozenset(t.name for t in tensors if has_aligned_rows(t.strides, t.dtype.size))
 
 
 def needs_line_staging(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> frozenset[str]:

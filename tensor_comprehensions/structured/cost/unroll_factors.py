@@ -15,7 +15,7 @@ from ..plan import PackStep, TileLoop
 from .tile_cost import RegisterTile
 
 
-def completely_unrolled(
+def count_unrolled_reductions(
     known: ContractionInfo, target: CpuTarget, tile: RegisterTile, reductions: Sequence[str]
 ) -> int:
     """How many of the innermost `reductions` are unrolled completely: 0 or 1."""

@@ -19,7 +19,7 @@ from keyword import iskeyword
 from ...core.errors import ArgumentError
 
 Sizes = tuple[tuple[str, int], ...]
-LONGEST = 1 << 16
+MAX_TEXT_LENGTH = 1 << 16
 """Most characters of a schedule as text; longer texts are rejected without parsing."""
 
 
@@ -228,8 +228,8 @@ class Schedule:
 
 def parse_schedule(text: str) -> Schedule:
     """Parse a schedule from Python syntax. Nothing is evaluated. Raises ArgumentError."""
-    if len(text) > LONGEST:
-        raise ArgumentError(f"a schedule has {len(text)} characters", expected=f"at most {LONGEST}")
+    if len(text) > MAX_TEXT_LENGTH:
+        raise ArgumentError(f"a schedule has {len(text)} characters", expected=f"at most {MAX_TEXT_LENGTH}")
     try:
         return _evaluate_node(ast.parse(text.strip(), mode="eval").body)
     except (RecursionError, MemoryError):  # deep nesting, with a frame for each level

@@ -19,7 +19,7 @@ from ...machine import CACHE_LINE_BYTES, SHUFFLE_BYTES
 from .vector_expr import first_lanes_mask, substitute_vectorized
 
 
-def begin_lines(strides: Sequence[int], size: int) -> bool:
+def has_aligned_rows(strides: Sequence[int], size: int) -> bool:
     """Whether every row of a tensor begins at a cache line if the tensor does; `size`: bytes of an element."""
     return all(step == 1 or step * size % CACHE_LINE_BYTES == 0 for step in strides)
 

@@ -105,7 +105,7 @@ class BlockingHeuristic:
             self.tile.lanes,
             tuple(nest.loops),
             reductions,
-            unroll_factors.completely_unrolled(self.info, self.target, self.tile, reductions),
+            unroll_factors.count_unrolled_reductions(self.info, self.target, self.tile, reductions),
             tuple(nest.packs),
             collapsed,
             grain,

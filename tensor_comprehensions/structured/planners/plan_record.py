@@ -13,7 +13,7 @@ from ..cost.plan_cost import Costs, expected_costs, plan_costs
 from ..op import StructuredOp, factor_tensor
 from ..plan import PackStep, Plan, Side
 
-RIVALS = 5
+MAX_RIVALS = 5
 """Most rival plans that a record keeps, the cheapest ones."""
 
 
@@ -28,7 +28,7 @@ def record_plan(
     known = dict.fromkeys((*compared, *priced))
     prices = _price_plans(op, dict.fromkeys((chosen, *known, *bare.values())), target)
     rivals = sorted((p for p in known if p != chosen), key=lambda p: prices[p].total)
-    others = tuple(_make_rival(op, p, prices, chosen, was_compared=p in compared) for p in rivals[:RIVALS])
+    others = tuple(_make_rival(op, p, prices, chosen, was_compared=p in compared) for p in rivals[:MAX_RIVALS])
     count = len({*compared, chosen})
     why = f"the best of {count} plans by the cost model" if count > 1 else "the cost model's tile and order, unrivaled"
     text = describe_plan(op, chosen)

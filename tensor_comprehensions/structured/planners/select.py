@@ -38,7 +38,7 @@ from .blocking import BlockingHeuristic
 from .plan_record import record_plan
 from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, fits_both_packed_in_l2
 
-PLANNED = 64
+PLAN_CACHE_SIZE = 64
 """Cached plans; an op is planned several times: to decide fusion, to lower it, and to display it."""
 
 
@@ -56,7 +56,7 @@ def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
     return plan
 
 
-@lru_cache(PLANNED)
+@lru_cache(PLAN_CACHE_SIZE)
 def _select_plan(
     op: StructuredOp, target: CpuTarget, *, parallel: bool
 ) -> tuple[Plan, tuple[Plan, ...], tuple[RegisterTileRanking, ...]]:

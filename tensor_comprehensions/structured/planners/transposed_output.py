@@ -30,8 +30,8 @@ from ..lower.tile import balanced_block, num_tiles
 from ..op import Iterator, loads_in
 from ..plan import PackStep, Plan, TileLoop
 
-WIDE, NARROW = 6, 4
-"""Vectors of a register tile along the factor's runs: whole runs of up to `WIDE` vectors, else `NARROW`."""
+MAX_WHOLE_RUN_VECTORS, PARTIAL_RUN_VECTORS = 6, 4
+"""Vectors of a register tile along the factor's runs: a whole run up to the first number, else the second."""
 
 
 def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Generator[Plan]:
@@ -94,7 +94,7 @@ class _TransposedOutputPlanner:
         """The register tile: short runs of the factor as a whole, and as many rows as fit into registers."""
         lanes = self.target.lanes(self.known.bits)
         vectors = num_tiles(self.run.extent, lanes)
-        vectors = vectors if vectors <= WIDE else NARROW
+        vectors = vectors if vectors <= MAX_WHOLE_RUN_VECTORS else PARTIAL_RUN_VECTORS
         row = max(self.known.exclusive_iterators(self.known.broadcast_operand), key=lambda i: i.extent)
         most = max(1, (self.target.vector_registers - 2) // vectors - 1)
         return RegisterTile(lanes, ((self.run.name, vectors * lanes), (row.name, balanced_block(row.extent, most))))
