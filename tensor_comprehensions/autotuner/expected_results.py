@@ -31,13 +31,13 @@ from . import tuner_pb2 as pb
 from .problem import KINDS, Problem, fill_inputs
 from .timing import LoadedCandidate, ProblemMemory, TimedLaunch
 
-DIRECT = 1 << 25
+MAX_REFERENCE_POINTS = 1 << 25
 """The maximum number of points for the reference evaluator, which computes them in a second or two."""
-ROUNDINGS = 32
+MAX_ROUNDING_ERRORS = 32
 """The rounding errors that are allowed, for any order of summation, relative to the largest element times the square
 root of the longest sum.
 """
-TRUSTED = 1 << 8
+DEFAULT_TOLERANCE_FACTOR = 1 << 8
 """The multiple of the usual tolerance beyond which the default kernel is wrong; cancellation takes it above 1."""
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
@@ -110,7 +110,7 @@ class OutputOracle:
         return known
 
     def _compute_expected(self, memory: ProblemMemory) -> ExpectedOutputs:
-        if self.problem.points <= DIRECT:
+        if self.problem.points <= MAX_REFERENCE_POINTS:
             outputs = reference_outputs(memory)
             return ExpectedOutputs(outputs, self._allowed_deviations(memory, outputs))
         if not self._verified:
@@ -135,7 +135,7 @@ class OutputOracle:
         allowed = []
         for mine, right in zip(self._run_default_kernel(memory), outputs, strict=True):
             usual, off = allow_rounding(right, self.problem.longest_sum), max_deviation(mine, right)
-            fault = find_fault(mine, right, TRUSTED * usual)
+            fault = find_fault(mine, right, DEFAULT_TOLERANCE_FACTOR * usual)
             if fault is not None:
                 raise InternalError(f"the default kernel of {self.problem.function.name} is wrong: {fault[1]}")
             allowed.append(max(usual, 4 * off))
@@ -176,7 +176,7 @@ def allow_rounding(right: Tensor, longest_sum: int) -> float:
     if digits is None or not right.numel():
         return 0.0
     largest = float(right.abs().nan_to_num_(0.0, 0.0, 0.0).max())
-    return max(1e-30, largest) * ROUNDINGS * sqrt(longest_sum) * 2.0**-digits
+    return max(1e-30, largest) * MAX_ROUNDING_ERRORS * sqrt(longest_sum) * 2.0**-digits
 
 
 def reference_outputs(memory: ProblemMemory) -> tuple[Tensor, ...]:
@@ -210,7 +210,7 @@ def shrink_problem(problem: Problem) -> Problem:
     """The problem with its largest sizes halved until the reference evaluator is quick."""
     sizes = _collect_size_values(problem)
     small = problem
-    while small.points > DIRECT:
+    while small.points > MAX_REFERENCE_POINTS:
         largest = max(sizes, key=lambda name: sizes[name])
         if sizes[largest] < 2:
             break

@@ -11,9 +11,9 @@ import struct
 import time
 
 REQUEST, PHASE, REPLY = b"Q", b"P", b"R"
-LARGEST = 1 << 28
+MAX_PAYLOAD_BYTES = 1 << 28
 """The maximum size of a payload in bytes."""
-TICK = 0.1
+CLOCK_CHECK_SECONDS = 0.1
 """Seconds between checks of the clock."""
 _HEADER = struct.Struct("<cQ")
 
@@ -47,7 +47,7 @@ def receive_frame(connection: socket.socket, seconds: float | None = None) -> tu
     """
     patience = WaitBudget(seconds)
     kind, length = _HEADER.unpack(_receive_exactly(connection, _HEADER.size, patience))
-    if kind not in (REQUEST, PHASE, REPLY) or length > LARGEST:
+    if kind not in (REQUEST, PHASE, REPLY) or length > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"a message of kind {kind!r} and {length} bytes")
     return kind, _receive_exactly(connection, length, patience)
 
@@ -63,7 +63,7 @@ class WaitBudget:
         """Subtract the time since the last check; return whether none is left."""
         now = time.monotonic()
         if self.left is not None:
-            self.left -= min(now - self._seen, 2 * TICK)
+            self.left -= min(now - self._seen, 2 * CLOCK_CHECK_SECONDS)
         self._seen = now
         return self.left is not None and self.left <= 0
 
@@ -71,7 +71,7 @@ class WaitBudget:
 def _receive_exactly(connection: socket.socket, count: int, patience: WaitBudget) -> bytes:
     parts: list[bytes] = []
     while count:
-        readable, _, _ = select.select([connection], [], [], TICK)
+        readable, _, _ = select.select([connection], [], [], CLOCK_CHECK_SECONDS)
         if not readable:
             if patience.is_exhausted():
                 raise Timeout

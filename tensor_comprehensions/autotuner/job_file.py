@@ -16,25 +16,25 @@ from ..cache.safe_io import read_bounded
 from ..core.errors import ArgumentError
 from ..dispatch.arguments import parse_sizes
 
-LARGEST = 1 << 22
+MAX_FILE_BYTES = 1 << 22
 """The maximum size of a job file, and of a file with defs, in bytes."""
-DEEPEST = 16
+MAX_DEPTH = 16
 """The maximum depth of nested tables and lists, and of dotted keys, for which parsers take quadratic time."""
-MOST_BITS = 63
+MAX_INTEGER_BITS = 63
 """The maximum width of an integer, so that it can be printed and fits into messages."""
 _WORD = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
-_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_WORD}[ \t]*\.[ \t]*){{{DEEPEST}}}")
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_WORD}[ \t]*\.[ \t]*){{{MAX_DEPTH}}}")
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """The table in a TOML or JSON file. Raises ArgumentError."""
     try:
-        text = read_bounded(path, LARGEST, pipes=True).decode("utf-8-sig")
+        text = read_bounded(path, MAX_FILE_BYTES, pipes=True).decode("utf-8-sig")
         found = json.loads(text) if path.suffix == ".json" else _parse_toml(text)
     except OSError as error:
         raise ArgumentError(f"cannot read the job {path}: {error}") from error
     except RecursionError:  # drop its traceback of thousands of frames
-        raise ArgumentError(f"the job {path} nests too deep", expected=f"at most {DEEPEST} levels") from None
+        raise ArgumentError(f"the job {path} nests too deep", expected=f"at most {MAX_DEPTH} levels") from None
     except ValueError as error:  # from either parser, or from decoding UTF-8
         raise ArgumentError(f"the job {path} cannot be understood: {error}") from error
     _check_values(found, str(path))
@@ -45,7 +45,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def _parse_toml(text: str) -> Any:
     if key := _LONG_KEY.search(text):
-        raise ValueError(f"the key {key[0][:40]}... has more than {DEEPEST} parts")
+        raise ValueError(f"the key {key[0][:40]}... has more than {MAX_DEPTH} parts")
     if sys.version_info >= (3, 11):
         import tomllib as toml
     else:
@@ -56,15 +56,15 @@ def _parse_toml(text: str) -> Any:
 def _check_values(found: object, where: str) -> None:
     """Refuse values that cannot be printed, sent or traversed. Iterative: it runs before the depth is known."""
     level = [found]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         for value in level:
-            if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
                 raise ArgumentError(f"{where} has a number of {value.bit_length()} bits", expected="at most 63")
             if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
                 raise ArgumentError(f"{where} has half of a character: {value[:80]!a}")
         level = [inner for value in level for inner in _list_nested_values(value)]
     if level:
-        raise ArgumentError(f"{where} nests too deep", expected=f"at most {DEEPEST} levels")
+        raise ArgumentError(f"{where} nests too deep", expected=f"at most {MAX_DEPTH} levels")
 
 
 def _list_nested_values(value: object) -> Iterator[object]:
@@ -112,6 +112,6 @@ def _check_sizes(one: object, where: str) -> dict[str, float]:
 def read_source_file(path: Path, where: str) -> str:
     """The text of a file with defs that a task names. Raises ArgumentError."""
     try:
-        return read_bounded(path, LARGEST).decode("utf-8-sig")
+        return read_bounded(path, MAX_FILE_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{where}: cannot read the defs: {error}") from error

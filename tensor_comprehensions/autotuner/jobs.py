@@ -41,7 +41,7 @@ _JOB: dict[str, Any] = {
     "tune": [],
 }
 _SHARD = re.compile("[0-9]{1,6}/[0-9]{1,6}")
-SMALLEST = 8
+MIN_BREEDING_POPULATION = 8
 """The smallest population for which breeding pays."""
 _TASK: dict[str, Any] = {"file": None, "source": None, "def": None, "sizes": [{}], "budget": None}
 
@@ -138,9 +138,9 @@ def shard_tasks(tasks: Sequence[JobTask], shard: tuple[int, int]) -> tuple[JobTa
 def _shard_budget(trying: SearchBudget) -> SearchBudget:
     """The budget of a partial search: smaller generations, but more of them, since it has less time to learn."""
     _, count = trying.part
-    if trying.search != "genetic" or trying.population <= SMALLEST:
+    if trying.search != "genetic" or trying.population <= MIN_BREEDING_POPULATION:
         return trying
-    population = max(SMALLEST, round(trying.population / sqrt(count)))
+    population = max(MIN_BREEDING_POPULATION, round(trying.population / sqrt(count)))
     return replace(trying, population=population, generations=ceil(trying.generations * trying.population / population))
 
 

@@ -26,9 +26,9 @@ from . import tuner_pb2 as pb
 
 _MAGIC = b"tcjournal1\n"
 _HEADER = struct.Struct("<II")
-LARGEST = 1 << 20
+MAX_RECORD_BYTES = 1 << 20
 """The maximum size of a record in bytes."""
-LARGEST_FILE = 1 << 28
+MAX_JOURNAL_BYTES = 1 << 28
 """The maximum size of a journal that is read, in bytes."""
 Record = pb.Start | pb.Outcome | pb.Decision
 
@@ -68,8 +68,8 @@ class Journal:
 
     def _read(self, file: FileIO, path: Path) -> int:
         """Read the existing records; returns the offset at which the last whole record ends."""
-        if os.fstat(file.fileno()).st_size > LARGEST_FILE:
-            raise ArgumentError(f"the journal {path} has more than {LARGEST_FILE} bytes", suggestion="remove it")
+        if os.fstat(file.fileno()).st_size > MAX_JOURNAL_BYTES:
+            raise ArgumentError(f"the journal {path} has more than {MAX_JOURNAL_BYTES} bytes", suggestion="remove it")
         file.seek(0)
         data = file.read()
         if not data or _MAGIC.startswith(data):
@@ -154,7 +154,7 @@ def read_records(path: Path) -> Iterator[tuple[str, Record]]:
     """
     try:
         with open(path, "rb", opener=_open_for_reading) as file:
-            data = file.read(LARGEST_FILE)
+            data = file.read(MAX_JOURNAL_BYTES)
     except (OSError, ValueError) as error:
         raise ArgumentError(f"the journal {path} cannot be read: {error}") from error
     _check_magic(data, path)
@@ -211,7 +211,7 @@ def _parse_records(data: bytes) -> Iterator[tuple[int, str, Record]]:
     while at + _HEADER.size <= len(data):
         length, check = _HEADER.unpack_from(data, at)
         payload = data[at + _HEADER.size : at + _HEADER.size + length]
-        if not 2 <= length <= LARGEST or len(payload) < length or zlib.crc32(payload) != check:
+        if not 2 <= length <= MAX_RECORD_BYTES or len(payload) < length or zlib.crc32(payload) != check:
             return
         at += _HEADER.size + length
         text = 2 + payload[1]

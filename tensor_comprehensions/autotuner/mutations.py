@@ -19,20 +19,20 @@ from ..structured.op import Iterator, StructuredOp, loads_in, variable_names
 from ..structured.plan import Side, TileLoop
 from ..target import CpuTarget
 
-MOST_SIZES = 24
+MAX_SIZES = 24
 UNROLLS = (1, 2, 4, 8)
 LANES = (4, 8, 16, 32)
 OFF = -1
 """Drops the primitive: no parallel loop; a factor is read in place."""
-SHARED = (1, 2, 3, OFF)
+PARALLEL_LOOPS = (1, 2, 3, OFF)
 """The number of outermost loops that are parallel."""
-PLACES = (1, 2, 3, OFF)
+PACK_LOOPS = (1, 2, 3, OFF)
 """The loop inside which a factor is packed, counted from the outside among its loops; 1 is outside of all loops."""
 SWAPS = (1, 2, 3)
 """The loop to swap with the next one, counted from the outside."""
 PEELED, PLAIN, PADDED = ENDS = (1, 2, 3)
 """Remainder tiles: with separate code; by default; padded with zeros if they are packed."""
-SWITCH = (1, OFF)
+ON_OFF = (1, OFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ def list_mutations(op: StructuredOp, target: CpuTarget) -> tuple[Mutation, ...]:
             found.append(Mutation("outer", _display_name(op, i), values[:-1]))
     if len(op.iterators) > 2:
         found.append(Mutation("order", "", SWAPS))
-    found += [Mutation("pack", factor_name(op, side), PLACES) for side in Side]
+    found += [Mutation("pack", factor_name(op, side), PACK_LOOPS) for side in Side]
     if op.reductions:
         found.append(Mutation("unroll", _display_name(op, op.reductions[-1]), UNROLLS))
     found += [
-        Mutation("ahead", factor_name(op, side), SWITCH)
+        Mutation("ahead", factor_name(op, side), ON_OFF)
         for side in Side
         if _exceeds_l2_cache(op.factors[side.value], target)
     ]
     if _get_buffer_bytes(op.output) > target.cache[1]:
-        found.append(Mutation("stream", "", SWITCH))
-    return (*found, Mutation("ends", "", ENDS), Mutation("lanes", "", LANES), Mutation("threads", "", SHARED))
+        found.append(Mutation("stream", "", ON_OFF))
+    return (*found, Mutation("ends", "", ENDS), Mutation("lanes", "", LANES), Mutation("threads", "", PARALLEL_LOOPS))
 
 
 def _exceeds_l2_cache(factor: Expr, target: CpuTarget) -> bool:
@@ -94,9 +94,9 @@ def _list_candidate_sizes(i: Iterator) -> tuple[int, ...]:
     parts = {-(-i.extent // k) for k in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)}
     small = {n for n in (3, 5, 6, 7, 12, 14, 24, 28, 48) if n <= i.extent}
     every = sorted(powers | parts | small)
-    if len(every) <= MOST_SIZES:
+    if len(every) <= MAX_SIZES:
         return tuple(every)
-    return tuple(every[k * len(every) // MOST_SIZES] for k in range(MOST_SIZES))
+    return tuple(every[k * len(every) // MAX_SIZES] for k in range(MAX_SIZES))
 
 
 def mutate(pipeline: Schedule, chosen: Mapping[Mutation, int], op: StructuredOp) -> Schedule:

@@ -30,7 +30,7 @@ from .space import schedule_space
 
 SCHEDULES = "schedules"
 """The name of the search of schedules alone, which runs in this process."""
-IMPLICIT = 30.0
+IMPLICIT_SEARCH_SECONDS = 30.0
 """The seconds of a search that TC_TUNE=auto starts."""
 GENERATION_BITS, POPULATION_BITS = 31, 20
 """The maximum bits of `generations` and of `population`, which is held in memory."""
@@ -161,5 +161,5 @@ def choose_tuned_options(function: Function, bound: BoundFunction, arguments: Ar
     if known is None and knobs.current_knobs().tune == "auto":
         message: pb.Problem = problem_message(function, arguments, 0)
         subject = TuningTask(function, bound, message, host(), CpuOptions(), current_store())
-        return tune(subject, SearchBudget(seconds=IMPLICIT), named_devices(("cpu",))).options
+        return tune(subject, SearchBudget(seconds=IMPLICIT_SEARCH_SECONDS), named_devices(("cpu",))).options
     return known

@@ -23,7 +23,7 @@ from ..tc_lang import compile_source
 from ..tc_lang.ir import BoundFunction, Function
 from . import tuner_pb2 as pb
 
-LARGEST_VALUES = 1 << 27
+MAX_VALUE_BYTES = 1 << 27
 """The maximum bytes of the values of one argument in a message."""
 
 
@@ -45,8 +45,8 @@ def _tensor_to_message(x: Tensor) -> pb.Tensor:
     message = pb.Tensor(dtype=_get_dtype_name(x.dtype), shape=x.shape, strides=canonical_strides(x))
     if not x.dtype.is_floating_point or not x.ndim:
         size = x.numel() * x.element_size()
-        if size > LARGEST_VALUES:
-            raise ArgumentError(f"an argument has {size} bytes of subscripts", expected=f"at most {LARGEST_VALUES}")
+        if size > MAX_VALUE_BYTES:
+            raise ArgumentError(f"an argument has {size} bytes of subscripts", expected=f"at most {MAX_VALUE_BYTES}")
         message.values = _raw_bytes(x.detach().contiguous()).numpy().tobytes()
     return message
 

@@ -16,7 +16,7 @@ from .outcomes import median_seconds
 from .report import format_seconds
 from .search_loop import Tuner, TuningResult
 
-PERIOD = 5.0
+LINE_SECONDS = 5.0
 """Seconds between two plain lines."""
 
 
@@ -50,7 +50,7 @@ class LineProgress(ProgressListener):
         self._say(f"{self._title}: begins")
 
     def on_generation(self, tuner: Tuner, generation: int) -> None:
-        if time.monotonic() - self._told >= PERIOD:
+        if time.monotonic() - self._told >= LINE_SECONDS:
             self._told = time.monotonic()
             facts = ", ".join(f"{name} {text}" for name, text in progress_state(tuner, generation).items())
             self._say(f"{self._title}: {facts}")

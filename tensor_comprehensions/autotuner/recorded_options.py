@@ -27,11 +27,11 @@ from ..target import CpuTarget
 from ..tc_lang.ir import BoundFunction, Function
 
 T = TypeVar("T")
-NEAREST = 3
+MAX_SEEDS = 3
 """The maximum number of tuned sizes, and of thread counts, whose options a search starts from."""
 SHOWN_RIVALS = 8
 """The maximum number of measured options that a report shows."""
-DIGITS = 19
+MAX_DIGITS = 19
 """The maximum number of digits of an extent: keys may come from other machines."""
 MANY_THREADS = 16
 """Up to here, every number of threads is looked up; above, powers of two and the number of this machine."""
@@ -60,10 +60,10 @@ def starting_points(store: Store, key: Key, names: str, start: object) -> list[C
 
     names: `key.names_digest` of the def. start: the options that a search starts from anyway.
     """
-    own = [m.options for m in measurement_store.recall_measurements(store, key) if _is_usable(m, names)][:NEAREST]
+    own = [m.options for m in measurement_store.recall_measurements(store, key) if _is_usable(m, names)][:MAX_SEEDS]
     others = [
         found.best.options
-        for found in (*measured_with_other_threads(store, key, names), *nearest_sizes(store, key, names)[:NEAREST])
+        for found in (*measured_with_other_threads(store, key, names), *nearest_sizes(store, key, names)[:MAX_SEEDS])
     ]
     return [o for o in dict.fromkeys([*own, *others]) if isinstance(o, CpuOptions) and o != start]
 
@@ -156,7 +156,7 @@ def measured_with_other_threads(store: Store, key: Key, names: str) -> list[Foun
         best = next((m for m in measurement_store.recall_measurements(store, other) if _is_usable(m, names)), None)
         if best is not None:
             found.append(Found(other, best))
-    return found[:NEAREST]
+    return found[:MAX_SEEDS]
 
 
 def _thread_counts() -> set[int]:
@@ -173,7 +173,7 @@ def _is_usable(m: Measurement, names: str) -> bool:
 def _compute_shape_distance(mine: Key, other: Key) -> float:
     """The distance of the shapes of two keys: the sum of |log ratio| over all extents; infinite if ranks differ."""
     a, b = (re.findall("[0-9]+", k["shapes"]) for k in (mine, other))
-    if len(a) != len(b) or max(map(len, [*a, *b]), default=0) > DIGITS:
+    if len(a) != len(b) or max(map(len, [*a, *b]), default=0) > MAX_DIGITS:
         return math.inf
     return sum(abs(math.log((int(x) + 1) / (int(y) + 1))) for x, y in zip(a, b, strict=True))
 

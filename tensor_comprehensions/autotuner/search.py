@@ -17,7 +17,7 @@ from .space import CpuSearchSpace, Genome
 
 GENERATIONS, POPULATION = 500, 24
 """The defaults. Generations are small, so that each can learn from the one before; the budget ends the search."""
-TRIES = 200
+MAX_TRIES = 200
 """The number of attempts in a row to find a new, valid genome before the space counts as exhausted."""
 
 
@@ -63,7 +63,7 @@ class Sampler:
         """The first `seeded` candidates of `seeds`, and random ones up to `count` in all."""
         found = list(islice((c for g in seeds if (c := self.make_candidate(g)) is not None), seeded))
         tries = 0
-        while len(found) < count and tries < TRIES:
+        while len(found) < count and tries < MAX_TRIES:
             candidate = self.make_candidate(self.space.random(self.random))
             tries = tries + 1 if candidate is None else 0
             if candidate is not None:
@@ -128,7 +128,7 @@ class GeneticSearch:
     def _children(self, count: int) -> list[Candidate]:
         found: list[Candidate] = []
         tries = 0
-        while len(found) < count and tries < TRIES:
+        while len(found) < count and tries < MAX_TRIES:
             parents = self._toolbox.select()
             genome = self._toolbox.mate(parents) if self._random.random() < self.CROSSOVER else parents[0]
             child = self._sampler.make_candidate(self._toolbox.mutate(genome))

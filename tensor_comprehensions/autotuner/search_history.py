@@ -16,7 +16,7 @@ from .journal import read_records
 from .outcomes import Outcome, outcome_from_message
 from .search_loop import TuningResult, find_significant_winner
 
-LIMIT = 32
+MAX_SEARCHES = 32
 """The number of latest searches that a process remembers."""
 
 _remembered: OrderedDict[str, SearchCurve] = OrderedDict()
@@ -28,7 +28,7 @@ def remember_search(key: Key, found: TuningResult[Any]) -> None:
     with _lock:
         _remembered[key.digest] = trace_search(found)
         _remembered.move_to_end(key.digest)
-        while len(_remembered) > LIMIT:
+        while len(_remembered) > MAX_SEARCHES:
             _remembered.popitem(last=False)
 
 

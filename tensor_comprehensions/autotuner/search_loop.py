@@ -32,23 +32,23 @@ FINALISTS = 5
 """Candidates that race with the default in the end: the best of many noisy times is seldom the best."""
 MIN_GAIN = 0.01
 """The relative gain over the default that a winner needs."""
-RESERVE, RACE = 0.05, (0.2, 5.0)
+RACE_FRACTION, RACE_SECONDS = 0.05, (0.2, 5.0)
 """The share of the budget for the race, and the minimum and maximum of its seconds."""
 ABORT_FACTOR, EARLY_STOP_FACTOR = 4.0, 1.25
 """Multiples of the best time so far: a measurement ends if its first run, or its lower quartile, takes longer."""
-BATCH, MOST_AT_ONCE = 0.03, 4
+BATCH_FRACTION, MAX_BATCH_WIDTHS = 0.03, 4
 """The share of the budget for one batch of candidates, and the maximum batch size in widths of the evaluator."""
-SHORTEST = 2e-3
+MIN_ABORT_SECONDS = 2e-3
 """The seconds that any first run may take, since caches are cold."""
-COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
+COMPILE_SECONDS, FIRST_RUN_SECONDS = 60.0, 300.0
 """Seconds to compile a candidate, and to run the first one."""
-PATIENCE = 10.0
+RUN_LIMIT_FACTOR = 10.0
 """The time limit of a candidate, as a multiple of checking and timing the first one: load slows both equally."""
-DECIDING = 1.5
+PREPARATION_FACTOR = 1.5
 """The time to prepare the race, as a multiple of the preparation before the first candidate."""
-STORES = 2e14
+MAX_WRITE_BANDWIDTH = 2e14
 """Bytes per second that no machine can write: a kernel that seems faster is rejected."""
-SILENCE = 10.0
+SILENCE_SECONDS = 10.0
 """Seconds without an answer after which the user is warned."""
 
 
@@ -221,8 +221,8 @@ class Tuner:
         if not self.outcomes:
             return max(1, width // 2) if self._evaluator.separate and not self._is_time_to_decide() else 1
         spent = sum(o.compiling + o.running for o in self.outcomes) / len(self.outcomes)
-        several = BATCH * self.effort.seconds / max(spent, 1e-3) if self._evaluator.separate else 0
-        size = round(max(width, min(several, MOST_AT_ONCE * width)))
+        several = BATCH_FRACTION * self.effort.seconds / max(spent, 1e-3) if self._evaluator.separate else 0
+        size = round(max(width, min(several, MAX_BATCH_WIDTHS * width)))
         return -(-count // max(1, round(count / size)))
 
     def elapsed(self) -> float:
@@ -233,7 +233,7 @@ class Tuner:
         which prepares inputs as the start did, and of one more kind.
         """
         whole = self.effort.seconds
-        reserve = min(self._last + _race_seconds(whole) + DECIDING * self._preparing, whole / 3)
+        reserve = min(self._last + _race_seconds(whole) + PREPARATION_FACTOR * self._preparing, whole / 3)
         return self._stop.wanted or self.elapsed() >= whole - reserve
 
     # --- evaluating ---
@@ -348,11 +348,12 @@ class Tuner:
         return pb.Request(
             version=VERSION, stage=stage, problem=self.problem.message, options=map(to_message, options), codes=codes,
             fingerprint=self._evaluator.fingerprint,
-            hopeless=0.0 if best is None else max(ABORT_FACTOR * best, SHORTEST),
+            hopeless=0.0 if best is None else max(ABORT_FACTOR * best, MIN_ABORT_SECONDS),
             losing=0.0 if best is None else EARLY_STOP_FACTOR * best,
             seconds=0.1 if best is None else min(max(5 * best, 0.01), 0.1),
-            compile_limit=COMPILE_LIMIT,
-            run_limit=FIRST_LIMIT if best is None else 1.0 + 40 * best + PATIENCE * self.outcomes[0].running,
+            compile_limit=COMPILE_SECONDS,
+            run_limit=FIRST_RUN_SECONDS if best is None
+            else 1.0 + 40 * best + RUN_LIMIT_FACTOR * self.outcomes[0].running,
         )  # fmt: skip
 
     def _answers(self, requests: Sequence[pb.Request]) -> Iterator[pb.Reply]:
@@ -375,8 +376,10 @@ class Tuner:
         while not wait([future], 0.1).done:
             if self._stop.wanted:
                 return False
-            if not warned and time.monotonic() - silent > SILENCE and not self._evaluator.separate:
-                get_logger("tune").warning("no worker has answered for %.0f s: does the executor have any?", SILENCE)
+            if not warned and time.monotonic() - silent > SILENCE_SECONDS and not self._evaluator.separate:
+                get_logger("tune").warning(
+                    "no worker has answered for %.0f s: does the executor have any?", SILENCE_SECONDS
+                )
                 warned = True
         return True
 
@@ -387,7 +390,7 @@ class Tuner:
         timing = reply.timings[0] if reply.timings else pb.Timing(median=math.nan)
         written = sum(self.problem.bound.tensor(n).size * self.problem.bound.tensor(n).dtype.size
                       for n in self.problem.bound.returns)  # fmt: skip
-        least = max(1e-8, written / STORES)
+        least = max(1e-8, written / MAX_WRITE_BANDWIDTH)
         wrong = [t for t in (timing.median, timing.low) if not least <= t <= 1e5]
         if wrong:
             reply.status, reply.message = pb.IMPOSSIBLE, f"a time of {wrong[0]:g} s, and {least:.1g} s is the least"
@@ -457,7 +460,7 @@ class Tuner:
         codes = self._find_measured_codes(finalists)
         request = self._request(pb.RACE, () if codes else finalists, codes)
         request.seconds, request.fresh = seconds, True
-        request.run_limit = FIRST_LIMIT
+        request.run_limit = FIRST_RUN_SECONDS
         reply = future_reply(self._evaluator.submit(request), self._evaluator.fingerprint)
         self._racing += reply.running
         if reply.message:
@@ -474,8 +477,8 @@ class Tuner:
 
 def _race_seconds(seconds: float) -> float:
     """Seconds for the race of a search, without its preparation."""
-    least, most = RACE
-    return min(most, max(least, seconds * RESERVE))
+    least, most = RACE_SECONDS
+    return min(most, max(least, seconds * RACE_FRACTION))
 
 
 def find_significant_winner(timings: Sequence[pb.Timing]) -> int | None:

@@ -41,19 +41,19 @@ from .mutations import Mutation, list_mutations, mutate
 
 Genome = tuple[int, ...]
 
-RANKED = 64
+MAX_RANKED_SCHEDULES = 64
 """The maximum number of schedules from the cost model's ranking that a gene chooses from."""
-KEEP = 0.8
+KEEP_PROBABILITY = 0.8
 """Probability that a random genome does not change a gene."""
-FIELDS, BESIDE = 0.4, 0.9
+KEEP_FIELD_PROBABILITY, KEEP_FIELD_WITH_SCHEDULES = 0.4, 0.9
 """The same for a field of the options: without schedules, and beside schedules, which matter more."""
-HOPELESS = 3.0
+MAX_CYCLES_RATIO = 3.0
 """Predicted cycles, relative to the default, above which a schedule is not tried."""
-WORDY, BRIEF = 4.0, 128
+MAX_CODE_RATIO, ALLOWED_CODE_SIZE = 4.0, 128
 """The maximum code size, for compile time, relative to the default; and in multiply-adds, if that is larger."""
-LONG = 1 << 15
+MIN_SPLIT_K_POINTS = 1 << 15
 """The minimum number of points of a reduction for which `split_k` may pay."""
-DEEPEST = 6
+MAX_TILED_LOOPS = 6
 """The maximum number of loops with tile sizes."""
 
 
@@ -149,7 +149,7 @@ class CpuSearchSpace:
             cycles, code = cycles + cost.cycles, code + cost.code
         if cycles > self.most * sum(u.cycles for u in self._default_schedule_costs.values()):
             return None
-        if code > max(BRIEF, self.longest * sum(u.code for u in self._default_schedule_costs.values())):
+        if code > max(ALLOWED_CODE_SIZE, self.longest * sum(u.code for u in self._default_schedule_costs.values())):
             return None
         return plain, options.schedule is None, tuple(plans)
 
@@ -177,7 +177,7 @@ class CpuSearchSpace:
         return found
 
     def _tuple(self, name: str, values: dict[str, Any]) -> tuple[int, ...]:
-        numbered = [values[f"{name}.{k}"] for k in range(DEEPEST) if f"{name}.{k}" in values]
+        numbered = [values[f"{name}.{k}"] for k in range(MAX_TILED_LOOPS) if f"{name}.{k}" in values]
         while numbered and not numbered[-1]:
             numbered.pop()
         return tuple(numbered)
@@ -296,7 +296,9 @@ def search_space(
     for name, tensor, op in ops:
         genes += _op_genes(name, tensor, op, every, target)
     base = replace(start, schedule=start.schedule if not ops else None)
-    made = CpuSearchSpace(tuple(g for g in genes if len(g.choices) > 1), base, target, ops, alone, HOPELESS, WORDY)
+    made = CpuSearchSpace(
+        tuple(g for g in genes if len(g.choices) > 1), base, target, ops, alone, MAX_CYCLES_RATIO, MAX_CODE_RATIO
+    )
     return made, _make_seed_genomes(made, every)
 
 
@@ -371,23 +373,24 @@ def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: b
         "use_microkernels": not contracts,
         "split_k": True,  # has its own gene
     }
+    keep = KEEP_FIELD_WITH_SCHEDULES if contracts else KEEP_FIELD_PROBABILITY
     for f in fields(every[0]):
         choices = f.metadata.get("choices")
         if choices is None or useless.get(f.name):
             continue
         values = [getattr(options, f.name) for options in every]
         if isinstance(values[0], tuple):
-            yield from _tuple_genes(f.name, bound, values, BESIDE if contracts else FIELDS)
+            yield from _tuple_genes(f.name, bound, values, keep)
         else:
-            yield Gene(
-                f.name, tuple(dict.fromkeys((*values, *choices))), keep_probability=BESIDE if contracts else FIELDS
-            )
+            yield Gene(f.name, tuple(dict.fromkeys((*values, *choices))), keep_probability=keep)
 
 
 def _parts_gene(bound: BoundFunction, every: Sequence[CpuOptions], target: CpuTarget) -> Iterable[Gene]:
     """The gene of `split_k`, without values that have the same effect as an earlier one."""
     name = "split_k"
-    if not any(s.reduction_indices and math.prod(i.extent for i in s.indices) >= LONG for s in bound.statements):
+    if not any(
+        s.reduction_indices and math.prod(i.extent for i in s.indices) >= MIN_SPLIT_K_POINTS for s in bound.statements
+    ):
         return
     choices = next(f.metadata["choices"] for f in fields(every[0]) if f.name == name)
     different: dict[BoundFunction, int] = {}
@@ -395,14 +398,14 @@ def _parts_gene(bound: BoundFunction, every: Sequence[CpuOptions], target: CpuTa
         different.setdefault(
             with_split_reductions(bound, replace(every[0], split_k=parts, schedule=None), target), parts
         )
-    yield Gene(name, tuple(different.values()), keep_probability=BESIDE)
+    yield Gene(name, tuple(different.values()), keep_probability=KEEP_FIELD_WITH_SCHEDULES)
 
 
 def _tuple_genes(name: str, bound: BoundFunction, values: Sequence[tuple[int, ...]], keep: float) -> Iterable[Gene]:
     """The genes of a tuple of tile sizes, one for each outer loop; 0 leaves a loop untiled."""
     depth = max((len(s.free) for s in bound.statements), default=0)
     yield Gene(name, ((), _GIVEN), keep_probability=keep)
-    for k in range(min(DEEPEST, max(depth, *map(len, values)))):
+    for k in range(min(MAX_TILED_LOOPS, max(depth, *map(len, values)))):
         extents = {s.free[k].extent for s in bound.statements if k < len(s.free)}
         tried = sorted(
             {size for extent in extents for size in tile_candidates(extent)} | {v[k] for v in values if k < len(v)}
@@ -416,14 +419,14 @@ def _op_genes(
     known = [p for o in every if isinstance(p := schedule_for(o.schedule, name, tensor), Schedule)]
     parallel = every[0].grain_size > 0
     try:
-        ranked = [c.schedule for c in schedule_candidates(op, target, RANKED, parallel=parallel)]
+        ranked = [c.schedule for c in schedule_candidates(op, target, MAX_RANKED_SCHEDULES, parallel=parallel)]
     except CannotLower:
         ranked = []
     if not known and not ranked:
         return
     yield Gene(f"{name}.pipeline", tuple(dict.fromkeys((None, *known, *ranked))))
     for e in list_mutations(op, target):
-        yield Gene(f"{name}.{e.name}", (0, *e.values), keep_probability=KEEP)
+        yield Gene(f"{name}.{e.name}", (0, *e.values), keep_probability=KEEP_PROBABILITY)
 
 
 def _make_seed_genomes(made: CpuSearchSpace, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:

@@ -17,15 +17,15 @@ from ..dispatch.cuda.library_calls import find_library_matmuls
 from ..options import MappingOptions, check_mapping
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundFunction
-from .space import DEEPEST, Gene, Genome, tile_candidates
+from .space import MAX_TILED_LOOPS, Gene, Genome, tile_candidates
 
 PRESETS = ("naive", "pointwise", "mlp", "convolution", "group_convolution")
-AXES = 3
-LISTS = {"tile": 0, "threads": 1, "blocks": 1}
+LAUNCH_DIMENSIONS = 3
+LIST_OPTIONS = {"tile": 0, "threads": 1, "blocks": 1}
 """The options that are lists of sizes, with the value of an absent size."""
-CALLS = "match_library_calls"
+LIBRARY_CALL_OPTION = "match_library_calls"
 """The option that has a gene only if there are library calls to match, and a device to time them on."""
-MOST = 4096
+MAX_UNEVEN_SIZE = 4096
 """The maximum of sizes that are not powers of two: larger tiles and blocks are too large anyway."""
 
 
@@ -47,12 +47,12 @@ class MappingSpace:
         """The options of a genome, without those that have no effect."""
         values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
         changes: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
-        for name, nothing in LISTS.items():
-            numbers = [values[f"{name}.{k}"] for k in range(DEEPEST) if f"{name}.{k}" in values]
+        for name, nothing in LIST_OPTIONS.items():
+            numbers = [values[f"{name}.{k}"] for k in range(MAX_TILED_LOOPS) if f"{name}.{k}" in values]
             if numbers:
                 changes[name] = _trim_trailing(numbers, nothing)
-        if self.whole and changes.get(CALLS):
-            changes = {CALLS: True}
+        if self.whole and changes.get(LIBRARY_CALL_OPTION):
+            changes = {LIBRARY_CALL_OPTION: True}
         return _drop_unused_options(replace(self.start, **changes))
 
     def key(self, options: MappingOptions) -> MappingOptions | None:
@@ -77,7 +77,7 @@ class MappingSpace:
             name, _, axis = g.name.partition(".")
             value = getattr(options, name)
             if axis:
-                value = value[int(axis)] if int(axis) < len(value) else LISTS[name]
+                value = value[int(axis)] if int(axis) < len(value) else LIST_OPTIONS[name]
             if value not in g.choices:
                 return None
             places.append(g.choices.index(value))
@@ -103,7 +103,9 @@ def mapping_space(
     presets = [replace(o, tile=o.tile[:depth]) for o in (getattr(MappingOptions, name)() for name in PRESETS)]
     memory = replace(start, shared_memory=True, private_memory=True)
     count = len(find_library_matmuls(bound))
-    matched, without = ([replace(start, match_library_calls=True)], ()) if calls and count else ([], (CALLS,))
+    matched, without = (
+        ([replace(start, match_library_calls=True)], ()) if calls and count else ([], (LIBRARY_CALL_OPTION,))
+    )
     every = [_canonicalize_options(o) for o in (start, *others, *matched, *presets, memory)]
     genes = tuple(g for g in _make_genes(bound, every) if len(g.choices) > 1 and g.name not in without)
     made = MappingSpace(genes, every[0], target, count == len(bound.statements))
@@ -126,12 +128,14 @@ def _make_genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterab
     whole = sorted({n for line in extents for n in line})
     for f in fields(MappingOptions):
         given = [getattr(o, f.name) for o in every]
-        if f.name in LISTS:
-            nothing = LISTS[f.name]
-            count = min(DEEPEST, len(loops)) if f.name == "tile" else AXES
+        if f.name in LIST_OPTIONS:
+            nothing = LIST_OPTIONS[f.name]
+            count = min(MAX_TILED_LOOPS, len(loops)) if f.name == "tile" else LAUNCH_DIMENSIONS
             for k in range(max(count, *(len(v) for v in given))):
                 own = loops[k] if f.name == "tile" and k < len(loops) else whole
-                tried = {n for extent in own for n in tile_candidates(extent) if n <= MOST or not n & (n - 1)}
+                tried = {
+                    n for extent in own for n in tile_candidates(extent) if n <= MAX_UNEVEN_SIZE or not n & (n - 1)
+                }
                 tried |= {v[k] for v in given if k < len(v)} | {nothing}
                 yield Gene(f"{f.name}.{k}", tuple(sorted(tried)), keep_probability=0.0)
         elif choices := f.metadata.get("choices"):
@@ -140,7 +144,9 @@ def _make_genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterab
 
 def _canonicalize_options(options: MappingOptions) -> MappingOptions:
     """`options` as a genome would give them."""
-    lists: dict[str, Any] = {name: _trim_trailing(getattr(options, name), nothing) for name, nothing in LISTS.items()}
+    lists: dict[str, Any] = {
+        name: _trim_trailing(getattr(options, name), nothing) for name, nothing in LIST_OPTIONS.items()
+    }
     return _drop_unused_options(replace(options, **lists))
 
 

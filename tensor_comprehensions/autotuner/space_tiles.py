@@ -13,11 +13,11 @@ from ..options import TileOptions, check_tiles
 from ..target import GpuTarget
 from .space import Gene, Genome
 
-TERMS = (16, 32, 64, 128)
+REDUCTION_TILE_SIZES = (16, 32, 64, 128)
 """The numbers of reduction terms of a tile to try: the fewer, the more stages fit."""
 
 
-FIXED = ("products",)
+FIXED_FIELDS = ("products",)
 """Fields that are not searched: they change the precision of results, which is the user's choice."""
 
 
@@ -72,7 +72,9 @@ def tile_space(
     others: options that were good elsewhere; their values are among the choices.
     """
     every = (start, *others)
-    genes = tuple(_make_gene(f.name, f.metadata["choices"], every) for f in fields(TileOptions) if f.name not in FIXED)
+    genes = tuple(
+        _make_gene(f.name, f.metadata["choices"], every) for f in fields(TileOptions) if f.name not in FIXED_FIELDS
+    )
     made = TileSpace(genes, start, target)
     found = [made.genome(o) for o in every]
     first = found[0]
@@ -90,7 +92,7 @@ def _make_gene(name: str, choices: Sequence[int], every: Sequence[TileOptions]) 
     """The gene of a field; the sizes of a tile, or all numbers of warps, are chosen together."""
     own: list[Any] = list(choices)
     if name == "tile":
-        own = [(), *product(choices, choices, TERMS)]
+        own = [(), *product(choices, choices, REDUCTION_TILE_SIZES)]
     elif name == "warps":
         own = [(), *product(choices, choices)]
     return Gene(name, tuple(dict.fromkeys([*(getattr(o, name) for o in every), *own])), keep_probability=0.3)

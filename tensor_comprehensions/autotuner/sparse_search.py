@@ -42,7 +42,7 @@ MIN_SPEEDUP = 1.02
 """The lower bound of the speedup that a candidate needs to replace the best so far."""
 MIN_RACE_ROUNDS, MAX_RACE_ROUNDS = 15, 61
 """Rounds of a race: enough to detect a loser, and enough to detect a winner."""
-HOPELESS = 1.1
+MAX_MEDIAN_RATIO = 1.1
 """A race ends when the candidate's median is more than this many times that of the best so far."""
 MAX_PERMUTED = 4
 """Indices of a statement up to which all orders of loops are tried."""
@@ -189,7 +189,11 @@ class _SparseCoordinateSearch:
                     continue
                 one, two = (Times(tuple(s for s, _ in x), tuple(w for _, w in x)) for x in samples)
                 race = _Race(speedup_lower_bound(one, two), one, two)
-                if race.gain >= MIN_SPEEDUP or two.median > HOPELESS * one.median or perf_counter() >= self._end:
+                if (
+                    race.gain >= MIN_SPEEDUP
+                    or two.median > MAX_MEDIAN_RATIO * one.median
+                    or perf_counter() >= self._end
+                ):
                     return race
         return race
 

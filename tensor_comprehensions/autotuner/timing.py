@@ -27,17 +27,17 @@ from ..tc_lang.ir import Role
 from .guarded_buffer import GuardedBuffer
 from .problem import Problem, torch_type
 
-SAMPLE = 100e-6
+MIN_SAMPLE_SECONDS = 100e-6
 """The minimum seconds of one sample, in which short runs are repeated."""
-LEAST, MOST = 5, 60
+MIN_SAMPLES, MAX_SAMPLES = 5, 60
 """The minimum and maximum number of samples of a timing."""
-ROUNDS, MIN_ROUNDS, PATIENT = 501, 9, 2.0
+MAX_ROUNDS, MIN_ROUNDS, EXTRA_TIME_RATIO = 501, 9, 2.0
 """The maximum rounds of a race; the undisturbed ones it needs; its extra time to get these, relative to its time."""
-CALM = 0.02
+MAX_WAITING_FRACTION = 0.02
 """The maximum share of an undisturbed sample that its threads spent waiting for a processor."""
-DOUBT = 0.002
+FALSE_WIN_PROBABILITY = 0.002
 """The probability of finding a kernel faster that is not; small, as the luckiest of several finalists counts."""
-PRECISE = 0.01
+PRECISE_RELATIVE_ERROR = 0.01
 """The interquartile range / sqrt(samples), relative to the median, at which a timing is precise enough."""
 
 
@@ -164,13 +164,13 @@ class Times:
 
     def is_undisturbed(self, number: int) -> bool:
         """Whether the threads of a sample hardly waited for a processor."""
-        return not self.waits or self.waits[number] <= CALM
+        return not self.waits or self.waits[number] <= MAX_WAITING_FRACTION
 
     @property
     def undisturbed_samples(self) -> tuple[float, ...]:
-        """The undisturbed samples; all samples if those are fewer than `LEAST`."""
+        """The undisturbed samples; all samples if those are fewer than `MIN_SAMPLES`."""
         found = tuple(s for k, s in enumerate(self.samples) if self.is_undisturbed(k))
-        return found if len(found) >= LEAST else self.samples
+        return found if len(found) >= MIN_SAMPLES else self.samples
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
@@ -189,14 +189,14 @@ def speedup_lower_bound(first: Times, other: Times) -> float:
     """A lower bound of the speedup of `other` over `first` by a race; 0 if it is undecided.
 
     It bounds the median ratio of samples of the same round, for any distribution of the ratios: if the median were
-    less, this many ratios would exceed the bound with probability `DOUBT` only.
+    less, this many ratios would exceed the bound with probability `FALSE_WIN_PROBABILITY` only.
     """
     rounds = range(min(len(first.samples), len(other.samples)))
     ratios = sorted(
         first.samples[k] / other.samples[k] for k in rounds if first.is_undisturbed(k) and other.is_undisturbed(k)
     )
     n, below, chance = len(ratios), 0, 0.0
-    while below < n and (chance := chance + math.comb(n, below) / 2**n) <= DOUBT:
+    while below < n and (chance := chance + math.comb(n, below) / 2**n) <= FALSE_WIN_PROBABILITY:
         below += 1
     return ratios[below - 1] if below else 0.0
 
@@ -220,7 +220,7 @@ def sample_run(run: Callable[[], int], calls: int, before: Callable[[], None] | 
 
 def calls_for(seconds: float) -> int:
     """The number of runs in one sample if a run takes `seconds`."""
-    return max(1, min(1000, round(SAMPLE / max(seconds, 1e-9))))
+    return max(1, min(1000, round(MIN_SAMPLE_SECONDS / max(seconds, 1e-9))))
 
 
 class RunQueueClock:
@@ -288,9 +288,9 @@ def _time_in_rounds(
     found: list[list[tuple[float, float]]] = [[] for _ in launches]
     end = perf_counter() + seconds
     with RunQueueClock() as waiting:
-        for number in range(MOST):
+        for number in range(MAX_SAMPLES):
             _time_round(launches, counts, number, waiting, found)
-            if number + 1 < LEAST and (number + 1 < 3 or perf_counter() < end):
+            if number + 1 < MIN_SAMPLES and (number + 1 < 3 or perf_counter() < end):
                 continue
             times, *others = _normalize_samples(found)
             most = losing * others[0].median if others else losing
@@ -328,10 +328,10 @@ def _make_times(found: Sequence[tuple[float, float]]) -> Times:
 
 
 def _is_precise(times: Times) -> bool:
-    if len(times.samples) < LEAST:
+    if len(times.samples) < MIN_SAMPLES:
         return False
     low, median, high = times.quartiles
-    return bool((high - low) / len(times.undisturbed_samples) ** 0.5 <= PRECISE * median)
+    return bool((high - low) / len(times.undisturbed_samples) ** 0.5 <= PRECISE_RELATIVE_ERROR * median)
 
 
 def race_launches(launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: float) -> list[Times]:
@@ -343,10 +343,10 @@ def race_launches(launches: Sequence[TimedLaunch], firsts: Sequence[float], seco
     found: list[list[tuple[float, float]]] = [[] for _ in launches]
     end, calm = perf_counter() + seconds, 0
     with RunQueueClock() as waiting:
-        for number in range(ROUNDS):
+        for number in range(MAX_ROUNDS):
             late = perf_counter() - end
-            if number >= MIN_ROUNDS and late > (0 if calm >= MIN_ROUNDS else PATIENT * seconds):
+            if number >= MIN_ROUNDS and late > (0 if calm >= MIN_ROUNDS else EXTRA_TIME_RATIO * seconds):
                 break
             _time_round(launches, counts, number, waiting, found)
-            calm += all(each[-1][1] <= CALM for each in found)
+            calm += all(each[-1][1] <= MAX_WAITING_FRACTION for each in found)
     return list(map(_make_times, found))

@@ -26,7 +26,7 @@ from .device import cpu_fingerprint
 from .expected_results import ExpectedOutputs, OutputOracle
 from .problem import KINDS, MORE_KINDS, Problem, fill_inputs
 from .timing import (
-    LEAST,
+    MIN_SAMPLES,
     LoadedCandidate,
     ProblemMemory,
     TimedLaunch,
@@ -274,7 +274,7 @@ def _measure_launch_times(
         return (time_launch(launch, first, request.seconds, request.losing),)
     other = TimedLaunch(load_candidate(others[0]), launch.memory)
     usual = sample_run(other, 1, launch.memory.restore_without_poison)
-    if LEAST * (first + usual) > MAX_INTERLEAVING_RATIO * request.seconds:
+    if MIN_SAMPLES * (first + usual) > MAX_INTERLEAVING_RATIO * request.seconds:
         return (time_launch(launch, first, request.seconds, request.losing * usual),)
     return time_interleaved(launch, other, (first, usual), request.seconds, request.losing)
 

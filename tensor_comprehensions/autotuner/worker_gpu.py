@@ -29,7 +29,7 @@ from ..target import GpuTarget, parse_gpu_target
 from ..tc_lang.ir import BoundFunction
 from . import tuner_pb2 as pb
 from .problem import KINDS, MORE_KINDS, Problem
-from .timing import MIN_ROUNDS, MOST, ProblemMemory, Times, calls_for
+from .timing import MAX_SAMPLES, MIN_ROUNDS, ProblemMemory, Times, calls_for
 from .worker import (
     CHECK,
     COMPILE,
@@ -46,9 +46,9 @@ from .worker import (
     timing_message,
 )
 
-LAUNCH = 2e-6
+LAUNCH_SECONDS = 2e-6
 """Modeled seconds of a launch."""
-TENSOR, SHARED, WAIT = 32.0, 4.0, 16.0
+TENSOR_ACCESS_CYCLES, SHARED_ACCESS_CYCLES, BARRIER_CYCLES = 32.0, 4.0, 16.0
 """Modeled cycles of an access to a tensor, to shared memory, and of a thread's wait at a barrier."""
 
 
@@ -128,8 +128,10 @@ def modeled_seconds(kernel: CompiledGpuKernel, counts: Counts) -> float:
     machine = kernel.target
     threads = max((prod(k.launch.grid) * prod(k.launch.block) for k in kernel.code.kernels), default=1)
     lanes = min(threads, machine.num_sms * machine.float32_lanes)
-    cycles = TENSOR * counts.tensors + SHARED * counts.shared + WAIT * counts.waits
-    return LAUNCH * max(1, len(kernel.code.kernels)) + cycles / lanes / machine.clock
+    cycles = (
+        TENSOR_ACCESS_CYCLES * counts.tensors + SHARED_ACCESS_CYCLES * counts.shared + BARRIER_CYCLES * counts.waits
+    )
+    return LAUNCH_SECONDS * max(1, len(kernel.code.kernels)) + cycles / lanes / machine.clock
 
 
 class DeviceRunner:
@@ -276,7 +278,7 @@ def _time_runners(runners: list[GpuRunner], memory: ProblemMemory, firsts: list[
     """Time all runners, interleaved, for `seconds` per runner."""
     end = perf_counter() + seconds * max(1, len(runners))
     samples: list[list[float]] = [[] for _ in runners]
-    for turn in range(MOST):
+    for turn in range(MAX_SAMPLES):
         for runner, first, own in zip(runners, firsts, samples, strict=True):
             own.append(runner.sample(memory, first))
         if all(r.steady for r in runners) or (turn + 1 >= MIN_ROUNDS and perf_counter() >= end):

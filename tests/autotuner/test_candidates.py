@@ -20,7 +20,7 @@ from tensor_comprehensions.autotuner import worker
 from tensor_comprehensions.autotuner.evaluators import future_reply, is_tainted
 from tensor_comprehensions.autotuner.expected_results import ExpectedOutputs
 from tensor_comprehensions.autotuner.problem import KINDS, PERIOD, Problem, fill_inputs, problem_message
-from tensor_comprehensions.autotuner.timing import LEAST, race_launches
+from tensor_comprehensions.autotuner.timing import MIN_SAMPLES, race_launches
 from tensor_comprehensions.autotuner.worker import VERSION, phase_limits, same_bytes
 from tensor_comprehensions.autotuner.worker_pool import ForkServer, WorkerConfig, WorkerPool
 from tensor_comprehensions.cache.options_proto import to_message
@@ -326,7 +326,7 @@ def test_a_candidate_is_timed_in_turns_with_other_code(group: WorkerPool) -> Non
     assert [t.runs for t in reply.timings] == [reply.timings[0].runs] * 2
     request.losing = 1e-9
     reply = future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
-    assert [t.runs for t in reply.timings] == [LEAST, LEAST]
+    assert [t.runs for t in reply.timings] == [MIN_SAMPLES, MIN_SAMPLES]
 
 
 def test_loops_that_are_the_same_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

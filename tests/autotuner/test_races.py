@@ -10,9 +10,9 @@ import pytest
 
 from tensor_comprehensions.autotuner import timing
 from tensor_comprehensions.autotuner.timing import (
-    CALM,
-    LEAST,
+    MAX_WAITING_FRACTION,
     MIN_ROUNDS,
+    MIN_SAMPLES,
     MOST,
     TimedLaunch,
     Times,
@@ -79,7 +79,7 @@ def test_moments_in_which_threads_wait_for_a_processor_do_not_count() -> None:
 
 
 def test_kernels_that_are_equal_seldom_win() -> None:
-    samples = [s for k, s in enumerate((*IDLE[0], *IDLE[2])) if (*IDLE[1], *IDLE[3])[k] <= CALM]
+    samples = [s for k, s in enumerate((*IDLE[0], *IDLE[2])) if (*IDLE[1], *IDLE[3])[k] <= MAX_WAITING_FRACTION]
     source = random.Random(1)
     wins = 0
     for _ in range(2000):
@@ -114,5 +114,5 @@ def test_a_timing_in_turns_ends_when_it_is_hopeless_beside_the_other(monkeypatch
         cast(TimedLaunch, SimpleNamespace(name=name, memory=SimpleNamespace(accumulates=False))) for name in seconds
     )
     monkeypatch.setattr(timing, "_is_precise", lambda times: False)
-    assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 3.9)[0].samples) == LEAST
+    assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 3.9)[0].samples) == MIN_SAMPLES
     assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 4.1)[0].samples) == MOST
