@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..cache.key import Key, make_sparse_tuning_key
-from ..cache.measurement_store import SHORTEST, Measurement, record_measurements
+from ..cache.measurement_store import MIN_SECONDS, Measurement, record_measurements
 from ..cache.store import Store, current_store
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError
@@ -91,7 +91,7 @@ def _make_measurements(found: TuningResult[SparseOptions]) -> list[Measurement]:
     """The times of the winner and of the start in their last race."""
     times = {found.default: found.default_seconds, found.options: found.seconds}
     return [
-        Measurement(options, max(SHORTEST, seconds), found.validated, found.runs, found.spread, tuner="sparse")
+        Measurement(options, max(MIN_SECONDS, seconds), found.validated, found.runs, found.spread, tuner="sparse")
         for options, seconds in times.items()
     ]
 

@@ -18,11 +18,11 @@ from . import safe_io
 if TYPE_CHECKING:
     from .store import Store
 
-PERIOD = 3600.0
-"""Seconds between two evictions, and the age from which on a temporary file is a leftover."""
-ROOM = 0.9
+EVICTION_SECONDS = 3600.0
+"""Seconds between two evictions, and the age above which a temporary file is a leftover."""
+EVICTION_TARGET = 0.9
 """The fraction of the limit down to which an eviction removes entries, so that the next write triggers no other."""
-LAST = ("tuning", "injected")
+LAST_LAYERS = ("tuning", "injected")
 """Layers that are evicted last, because they cannot be rebuilt quickly."""
 _MARK, _LOCK = ".swept", ".lock"
 
@@ -38,11 +38,11 @@ class EvictionReport:
 
 
 def is_eviction_due(store: Store) -> bool:
-    """Whether the last eviction is `PERIOD` seconds ago, or this process has written 1/16 of the limit since."""
+    """Whether the last eviction is `EVICTION_SECONDS` ago, or this process has written 1/16 of the limit since."""
     if store.written > store.limit // 16:
         return True
     try:
-        return abs(store.system.clock() - store.system.stat(store.folder() / _MARK).st_mtime) > PERIOD
+        return abs(store.system.clock() - store.system.stat(store.folder() / _MARK).st_mtime) > EVICTION_SECONDS
     except OSError:
         return True
 
@@ -66,13 +66,13 @@ def _evict_oldest_entries(store: Store, limit: int) -> EvictionReport:
     for layer, path, size, changed in _walk(store.system, store.folder()):
         if not path.name.startswith("."):
             # A time in the future comes from a wrong clock: the entry counts as just used.
-            entries.append((layer in LAST, min(changed, now), size, path))
-        elif path.name.endswith(safe_io.TEMPORARY) and abs(now - changed) > PERIOD:
+            entries.append((layer in LAST_LAYERS, min(changed, now), size, path))
+        elif path.name.endswith(safe_io.TEMPORARY) and abs(now - changed) > EVICTION_SECONDS:
             leftovers += safe_io.remove_file(store.system, path)
     total, removed = sum(size for _, _, size, _ in entries), 0
     if total > limit:
         for _, _, size, path in sorted(entries):
-            if total <= limit * ROOM:
+            if total <= limit * EVICTION_TARGET:
                 break
             if safe_io.remove_file(store.system, path):
                 total, removed = total - size, removed + 1

@@ -15,7 +15,7 @@ from hashlib import sha256
 MAGIC = b"TCcache\n"
 VERSION = 2
 """The version of the format. It names the folder of the entries, so other versions do not interfere."""
-LARGEST = 1 << 28
+MAX_PAYLOAD_BYTES = 1 << 28
 """Most bytes of a payload; larger ones are neither written nor read."""
 
 _START = struct.Struct("<8sHHQ")
@@ -28,9 +28,9 @@ class CorruptEntry(Exception):
 
 
 def pack_entry(payload: bytes, secret: bytes | None = None) -> bytes:
-    """The bytes of an entry, signed if `secret` is not None. Raises CorruptEntry if the payload exceeds `LARGEST`."""
-    if len(payload) > LARGEST:
-        raise CorruptEntry(f"it has {len(payload)} bytes, and an entry may have {LARGEST}")
+    """An entry in bytes, signed if `secret` is given. Raises CorruptEntry for payloads above `MAX_PAYLOAD_BYTES`."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise CorruptEntry(f"it has {len(payload)} bytes, and an entry may have {MAX_PAYLOAD_BYTES}")
     start = _START.pack(MAGIC, VERSION, secret is not None, len(payload))
     return start + _compute_payload_digest(start, payload, secret) + payload
 

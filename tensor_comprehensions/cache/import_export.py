@@ -44,7 +44,7 @@ def read_measurements(path: Path) -> Found:
         return measurement_store.all_measurements(Store(path, "read", system=ANYBODY))
     try:
         return measurement_store.collection_from_bytes(
-            file_format.unpack_entry(read_bounded(path, file_format.LARGEST + file_format.HEADER))
+            file_format.unpack_entry(read_bounded(path, file_format.MAX_PAYLOAD_BYTES + file_format.HEADER))
         )
     except (OSError, CorruptEntry) as error:
         raise CacheError(f"cannot read {path}: {error}") from error

@@ -22,10 +22,10 @@ from .store import current_store
 
 PACKAGES = ("tensor-comprehensions", "islpy", "llvmlite", "torch", "numpy")
 """The packages whose versions are recorded."""
-FAMILY = ("kind", "def", "dtypes", "target.", "threads")
+FAMILY_PARTS = ("kind", "def", "dtypes", "target.", "threads")
 """The parts that are equal in all keys of a family; a name that ends in a dot is a prefix."""
 
-FORM = "2"
+FORM_VERSION = "2"
 """The version of the canonical def; a new one invalidates old entries. Before 2, code could have names of the def."""
 
 
@@ -91,7 +91,7 @@ def make_key(
     parts = [
         ("kind", "tuning" if options is None else "range" if rows else "kernel"),
         ("def", function.canonical),
-        ("form", FORM),
+        ("form", FORM_VERSION),
         ("dtypes", " ".join(str(t.dtype) for t in tensors)),
         ("shapes", " ".join(_format_dimensions(t.shape) for t in tensors)),
         ("strides", " ".join(_format_dimensions(t.strides) for t in tensors)),
@@ -210,7 +210,7 @@ def _compute_key_digest(parts: tuple[tuple[str, str], ...]) -> str:
 
 
 def _in_family(name: str) -> bool:
-    return any(name == member or (member[-1] == "." and name.startswith(member)) for member in FAMILY)
+    return any(name == member or (member[-1] == "." and name.startswith(member)) for member in FAMILY_PARTS)
 
 
 # --- versions ----------------------------------------------------------------------------------------------------

@@ -24,15 +24,15 @@ from .tc_cache_pb2 import Collection, Part, Provenance, Tuning
 from .tc_cache_pb2 import Key as KeyMessage
 from .tc_cache_pb2 import Measurement as Message
 
-KEPT = 128
+MAX_MEASUREMENTS = 128
 """Most measurements that a key keeps, the fastest ones."""
-SHORTEST, LONGEST = 1e-8, 1e5
+MIN_SECONDS, MAX_SECONDS = 1e-8, 1e5
 """The range of plausible seconds of a call; other records are rejected."""
-LATEST = 1 << 37
+MAX_TIMESTAMP = 1 << 37
 """Seconds since 1970 below which `datetime` can show a date."""
-ATTEMPTS = 5
+MAX_LISTINGS = 5
 """How often the files of a key are listed if other processes replace them meanwhile."""
-SEGMENTS = 16
+MAX_FILES = 16
 """If a key has more files than this, they are merged into one."""
 
 
@@ -65,14 +65,14 @@ class Measurement:
     time: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.seconds) and SHORTEST <= self.seconds <= LONGEST):
-            raise ArgumentError(f"a time of {self.seconds} seconds", expected=f"{SHORTEST} to {LONGEST}")
+        if not (math.isfinite(self.seconds) and MIN_SECONDS <= self.seconds <= MAX_SECONDS):
+            raise ArgumentError(f"a time of {self.seconds} seconds", expected=f"{MIN_SECONDS} to {MAX_SECONDS}")
         if not (math.isfinite(self.spread) and self.spread >= 0):
             raise ArgumentError(f"a spread of {self.spread}", expected="0 or more")
         if not 0 < self.samples < 1 << 32:
             raise ArgumentError(f"a number of samples of {self.samples}", expected="1 or more")
-        if not 0 <= self.time < LATEST:
-            raise ArgumentError(f"a time of {self.time} seconds since 1970", expected=f"0 to {LATEST}")
+        if not 0 <= self.time < MAX_TIMESTAMP:
+            raise ArgumentError(f"a time of {self.time} seconds since 1970", expected=f"0 to {MAX_TIMESTAMP}")
 
     @property
     def is_current(self) -> bool:
@@ -90,7 +90,7 @@ def record_measurements(store: Store, key: Key, measurements: Iterable[Measureme
         return
     if _write_measurements(store, key, fresh) is not None:
         get_logger("cache").debug("kept %d measurements of %s", len(fresh), key.digest[:12])
-    if len(store.names(_get_key_folder(key))) > SEGMENTS:
+    if len(store.names(_get_key_folder(key))) > MAX_FILES:
         compact_measurements(store, key)
 
 
@@ -156,7 +156,7 @@ def measurement_of(bound: Any, options: Any, seconds: float, **facts: Any) -> Me
 
 
 def merge_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """The best measurement of each variant, validated ones first, then by time; at most `KEPT` of them.
+    """The best measurement of each variant, validated ones first, then by time; at most `MAX_MEASUREMENTS` of them.
 
     Measurements are of the same variant if their options, name digests and versions are equal.
     """
@@ -169,7 +169,7 @@ def merge_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement
         if name not in best_of or rank < best_of[name][0]:
             best_of[name] = rank, m
     ranked = sorted(best_of.values(), key=lambda pair: pair[0])
-    return tuple(m for _, m in ranked[:KEPT])
+    return tuple(m for _, m in ranked[:MAX_MEASUREMENTS])
 
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _write_measurements(store: Store, key: Key, measurements: Iterable[Measureme
 
 def _read_measurement_files(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measurement, ...]]]]:
     """(name, content) of the files in the folder of a key; files of other keys are skipped."""
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_LISTINGS):
         names = store.names(folder)
         payloads = [store.read((*folder, name)) for name in names]
         # If another process merged the files meanwhile, their content is in a new one.

@@ -19,7 +19,7 @@ from .import_export import SUFFIX, Found, read_measurements, write_measurements
 from .store import Store
 
 T = TypeVar("T")
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 """Seconds to wait for a remote store."""
 
 
@@ -83,7 +83,7 @@ def _open_filesystem(url: str) -> tuple[Any, str]:
     return fs, path.rstrip("/")
 
 
-def with_timeout(action: Callable[[], T], url: str, patience: float = PATIENCE) -> T:
+def with_timeout(action: Callable[[], T], url: str, patience: float = TIMEOUT_SECONDS) -> T:
     """The result of `action`, run in a thread.
 
     patience: seconds. Raises CacheError if the action fails or takes longer; the thread then goes on by itself.

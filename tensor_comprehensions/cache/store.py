@@ -29,11 +29,11 @@ LAYERS = (TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME)
 EXECUTED = (KERNEL, INJECTED, RUNTIME)
 """The layers with executable code, whose entries are signed if a key is configured."""
 FOLDER = f"v{file_format.VERSION}"
-PASSING = (errno.ESTALE, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ENOENT)
+TRANSIENT_ERRORS = (errno.ESTALE, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ENOENT)
 """Errors after which a second try may succeed: network folders, and folders that another process removes."""
-PAUSE = 60.0
+PAUSE_SECONDS = 60.0
 """Seconds without writes after a failed write."""
-TOUCH = 3600.0
+TOUCH_SECONDS = 3600.0
 """Least age in seconds of an entry's modification time for a read to update it."""
 
 Name = tuple[str, ...]
@@ -86,7 +86,9 @@ class Store:
             return None
         path = self.path(name)
         data = self._retry_once(
-            lambda: safe_io.read_file(self.system, path, file_format.LARGEST + file_format.HEADER), path, "read"
+            lambda: safe_io.read_file(self.system, path, file_format.MAX_PAYLOAD_BYTES + file_format.HEADER),
+            path,
+            "read",
         )
         if data is None:
             return None
@@ -118,7 +120,7 @@ class Store:
             return True
 
         if not self._retry_once(write_entry, path, "written"):
-            self._paused_until = self.system.clock() + PAUSE
+            self._paused_until = self.system.clock() + PAUSE_SECONDS
             return False
         self.written += len(data)
         if eviction.is_eviction_due(self):
@@ -183,25 +185,25 @@ class Store:
             return str(error)
 
     def _retry_once(self, action: Callable[[], T], path: Path, what: str) -> T | None:
-        """The result of `action`, tried again after one of `PASSING`; None if it fails."""
+        """The result of `action`, tried again after one of `TRANSIENT_ERRORS`; None if it fails."""
         for last in (False, True):
             try:
                 return action()
             except OSError as error:
                 if error.errno == errno.ENOENT and what != "written":
                     return None
-                if last or error.errno not in PASSING:
+                if last or error.errno not in TRANSIENT_ERRORS:
                     self.report_fault(f"{path} is not {what}: {error}", key=f"{what} {error.errno}")
                     return None
         return None
 
     def _touch(self, path: Path) -> None:
-        """Update the modification time of an entry, at most once in `TOUCH` seconds, for the eviction."""
+        """Update the modification time of an entry, at most once in `TOUCH_SECONDS` seconds, for the eviction."""
         if self.mode != "readwrite":
             return
         now = self.system.clock()
         try:
-            if abs(now - self.system.stat(path).st_mtime) > TOUCH:
+            if abs(now - self.system.stat(path).st_mtime) > TOUCH_SECONDS:
                 self.system.utime(path, (now, now))
         except OSError:
             pass
@@ -251,7 +253,7 @@ def _read_secret_key(key_file: str) -> bytes | None:
     try:
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise CacheError(f"others may read the key {path}", suggestion=f"chmod 600 {path}")
-        secret = safe_io.read_bounded(path, file_format.LARGEST).strip()
+        secret = safe_io.read_bounded(path, file_format.MAX_PAYLOAD_BYTES).strip()
     except OSError as error:
         raise CacheError(f"the file that TC_CACHE_SIGNING_KEY names cannot be read: {error}") from error
     if len(secret) < 32:

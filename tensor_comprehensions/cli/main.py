@@ -19,7 +19,7 @@ import llvmlite.binding as llvm
 import torch
 
 from ..api import Op, define
-from ..cache.file_format import LARGEST
+from ..cache.file_format import MAX_PAYLOAD_BYTES
 from ..cache.safe_io import read_bounded
 from ..compiler.compiled_kernel import CompiledRangeKernel
 from ..compiler.cpu_passes import KINDS
@@ -226,7 +226,7 @@ def _compute_max_relative_error(ours: Any, reference: Any) -> float:
 
 
 def _read_text(path: Path) -> str:
-    return read_bounded(path, LARGEST, pipes=True).decode("utf-8-sig")
+    return read_bounded(path, MAX_PAYLOAD_BYTES, pipes=True).decode("utf-8-sig")
 
 
 def _op(options: argparse.Namespace) -> Op:

@@ -146,13 +146,13 @@ def test_fault_13_a_length_beyond_all_memory_is_refused_before_anything_is_alloc
 
 def test_fault_13_a_file_that_is_too_long_is_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(root)
-    os.truncate(path, file_format.LARGEST + HEADER + 1)  # sparse: it takes no room
+    os.truncate(path, file_format.MAX_PAYLOAD_BYTES + HEADER + 1)  # sparse: it takes no room
 
     def forbidden(*_: object) -> bytes:
         raise AssertionError("read")
 
     assert Store(root, system=replace(SYSTEM, read=forbidden)).read(NAME) is None
-    monkeypatch.setattr(file_format, "LARGEST", 5)
+    monkeypatch.setattr(file_format, "MAX_PAYLOAD_BYTES", 5)
     assert not Store(root).write(NAME, PAYLOAD)
 
 
@@ -228,7 +228,7 @@ def test_after_a_failure_writing_pauses_and_is_tried_again_later(root: Path) -> 
     assert not made.write(NAME, PAYLOAD)
     assert not made.write(NAME, PAYLOAD)
     assert fault.calls == 1
-    now[0] += store.PAUSE + 1
+    now[0] += store.PAUSE_SECONDS + 1
     assert made.write(NAME, PAYLOAD)
 
 

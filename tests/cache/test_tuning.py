@@ -126,7 +126,7 @@ def test_merging_keeps_the_fastest_that_was_validated() -> None:
 
 
 def test_merging_keeps_no_more_than_a_number_of_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement_store, "KEPT", 3)
+    monkeypatch.setattr(measurement_store, "MAX_MEASUREMENTS", 3)
     ways = [Measurement(CpuOptions(grain_size=n), 1.0 + n, True) for n in range(5)]
     assert measurement_store.merge_measurements(reversed(ways)) == tuple(ways[:3])
 
@@ -167,7 +167,7 @@ def test_many_recordings_end_in_few_files(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache")
     for n in range(100):
         measurement_store.record_measurements(store, KEY, [Measurement(CpuOptions(grain_size=n), 1.0 + n, True)])
-    assert len(store.names(("tuning", KEY.family, KEY.digest))) <= measurement_store.SEGMENTS
+    assert len(store.names(("tuning", KEY.family, KEY.digest))) <= measurement_store.MAX_FILES
     assert [m.options.grain_size for m in measurement_store.recall_measurements(store, KEY)] == list(range(100))
 
 

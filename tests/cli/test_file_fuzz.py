@@ -121,7 +121,7 @@ def test_commands_on_spoiled_files(sound: Path, seed: int) -> None:
 
 
 def test_files_without_an_end_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "LARGEST", 1 << 16)
+    monkeypatch.setattr(main, "MAX_PAYLOAD_BYTES", 1 << 16)
     for name in ("defs.tc", "secret"):
         (tmp_path / name).symlink_to("/dev/zero")
     assert command("show", tmp_path / "defs.tc") == 2
