@@ -17,7 +17,7 @@ from ..lower.tile import Region, local_var, num_tiles, region_origin, specialize
 from ..lower.vector_expr import substitute_vectorized
 from ..op import ACCUMULATOR, StructuredOp, accumulator_var
 from ..plan import Plan
-from .tile_plans import TileLayout, broadcast_in_place, tile_layout
+from .tile_plans import TileLayout, find_in_place_broadcast, tile_layout
 
 Counts = tuple[int, int]
 """Rows and columns of the matrix tiles of sums in a register tile."""
@@ -115,7 +115,7 @@ def _emit_fragment_load(
         iterator: build.add(at[iterator], offset),
         local_var(iterator): build.add(at[local_var(iterator)], offset),
     }
-    lying = broadcast_in_place(op, found) if operand.value is op.factors[found.broadcast_operand.value] else None
+    lying = find_in_place_broadcast(op, found) if operand.value is op.factors[found.broadcast_operand.value] else None
     access, dimension = lying or (operand.value, -2)
     if not isinstance(access, Load):
         raise InternalError(f"{op.name}: a factor in fragments that is neither packed nor in place")

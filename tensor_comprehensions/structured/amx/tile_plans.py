@@ -123,21 +123,21 @@ def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
     moving = Side(1 - found.broadcast_operand.value)
     if moving not in packed:
         raise CannotLower(f"matrix_instruction: the {moving.name.lower()} factor is not packed")
-    if found.broadcast_operand not in packed and broadcast_in_place(op, found) is None:
+    if found.broadcast_operand not in packed and find_in_place_broadcast(op, found) is None:
         raise CannotLower(
             f"matrix_instruction: the {found.broadcast_operand.name.lower()} factor is not packed, nor stored in tiles"
         )
     return found
 
 
-def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] | None:
+def find_in_place_broadcast(op: StructuredOp, found: TileLayout) -> tuple[Load, int] | None:
     """The load of the broadcast operand's first element of a pair, and the dimension along which its rows continue.
 
     None unless the operand's memory consists of whole matrix tiles with contiguous rows.
     """
     if any(op.extent(name) % found.unit[name] for name in (found.rows, found.along)):
         return None
-    access = _first_of_pair(op.factors[found.broadcast_operand.value])
+    access = _find_pair_head(op.factors[found.broadcast_operand.value])
     if access is None or access.buffer.strides[-1] != 1:
         return None
     moved = [iterator_coefficients(index, (found.rows, found.along)) for index in access.indices]
@@ -148,7 +148,7 @@ def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] 
     return (access, rows[0]) if all(m == {} for m in others[:-1]) and moved[rows[0]] == {found.rows: 1} else None
 
 
-def _first_of_pair(factor: Expr) -> Load | None:
+def _find_pair_head(factor: Expr) -> Load | None:
     """The first of the two elements of a pair that always has both."""
     match factor:
         case Call(_, (Load(mask=None) as low, Load(mask=None))):

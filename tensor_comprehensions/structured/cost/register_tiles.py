@@ -47,11 +47,13 @@ class RegisterTileRanking:
         """(cycles, shape, columns, rows) of the tiles that fill at least half as many registers as the largest one."""
         known, target = self.info, self.target
         ways = list(
-            dict.fromkeys(_turned_rows(known) if known.transposes_output else _list_candidate_rows(known, target))
+            dict.fromkeys(
+                _list_transposed_rows(known) if known.transposes_output else _list_candidate_rows(known, target)
+            )
         )
-        fitting = [_fitting_tiles(known, target, lanes, ways) for lanes in _list_lane_counts(known, target)]
+        fitting = [_select_fitting_tiles(known, target, lanes, ways) for lanes in _list_lane_counts(known, target)]
         fitting += _half_vector_tiles(known, target)
-        filled = [tiles.cells + self._held_registers(tiles) for tiles in fitting]
+        filled = [tiles.cells + self._count_scalar_registers(tiles) for tiles in fitting]
         most = max(tiles.cells.max() for tiles in fitting)
         found: list[tuple[float, Shape, int, Rows]] = []
         for tiles in (t.select_where(2 * count >= most) for t, count in zip(fitting, filled, strict=True)):
@@ -61,7 +63,7 @@ class RegisterTileRanking:
             found += zip(cycles, repeat(shape), columns, (tiles.ways[way] for way in tiles.way), strict=False)
         return sorted(found, key=lambda tile: tile[0])
 
-    def _held_registers(self, tiles: _Tiles) -> Numbers | float:
+    def _count_scalar_registers(self, tiles: _Tiles) -> Numbers | float:
         """Registers that hold scalars which the taps of a window share, per tile."""
         known, window = self.info, self.info.reductions[-1] if self.info.reductions else None
         if window is None or known.extent(window) > UNROLLED_REDUCTION or not known.transposes_output:
@@ -128,7 +130,7 @@ class _Tiles:
         return replace(self, points={name: n[kept] for name, n in self.points.items()}, way=self.way[kept])
 
 
-def _fitting_tiles(
+def _select_fitting_tiles(
     facts: ContractionInfo, target: CpuTarget, lanes: int, ways: Sequence[Rows], joined: int = 1
 ) -> _Tiles:
     """The register tiles, of up to `MAX_TILE_VECTORS` vectors along the lanes, that leave registers for the factors."""
@@ -168,7 +170,7 @@ def _half_vector_tiles(facts: ContractionInfo, target: CpuTarget) -> Generator[_
                 ((row.name, size), (column.name, n)) for n in across for size in _list_row_sizes(min(row.extent, 14))
             ]
     if ways:
-        yield _fitting_tiles(facts, target, lanes, ways, 2)
+        yield _select_fitting_tiles(facts, target, lanes, ways, 2)
 
 
 def _list_lane_counts(facts: ContractionInfo, target: CpuTarget) -> list[int]:
@@ -213,7 +215,7 @@ def _list_candidate_rows(facts: ContractionInfo, target: CpuTarget) -> Generator
         yield from _list_rows_with_columns(facts, target)
 
 
-def _turned_rows(facts: ContractionInfo) -> Generator[Rows]:
+def _list_transposed_rows(facts: ContractionInfo) -> Generator[Rows]:
     """Candidates for the rows of tiles that are stored transposed: along the output's runs, and one more iterator."""
     extent = facts.extent(facts.output_unit_iter)
     sizes = [n for n in sorted({-(-extent // parts) for parts in range(1, extent)}) if 4 <= n <= TILE_ROW_SIZES[-1]]

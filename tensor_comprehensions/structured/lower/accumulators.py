@@ -52,7 +52,7 @@ def share_registers(cells: Sequence[Accumulator], plan: Plan, still: Collection[
     return found
 
 
-def by_register(cells: Sequence[Accumulator]) -> list[list[Accumulator]]:
+def group_by_register(cells: Sequence[Accumulator]) -> list[list[Accumulator]]:
     """The cells of each register, in order of first appearance."""
     groups: dict[int, list[Accumulator]] = {}
     for cell in cells:
@@ -80,7 +80,7 @@ def read_accumulator(registers: Buffer, cell: Accumulator) -> Expr:
 def whole_register_runs(cells: Sequence[Accumulator], plan: Plan) -> list[Accumulator]:
     """`cells` with those that fill a register in the order of the lanes merged into one vector."""
     found: list[Accumulator] = []
-    for group in by_register(cells):
+    for group in group_by_register(cells):
         first = group[0]
         following = [
             {**first.offsets, plan.vector: first.offsets[plan.vector] + n} for n in range(plan.vectors_per_register)

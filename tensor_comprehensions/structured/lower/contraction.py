@@ -58,10 +58,10 @@ def generate_contraction(op: StructuredOp, plan: Plan) -> Stmt:
     outer = plan.levels[: plan.parallel_depth]
     panels, operands = _make_panels(op, plan, region, operands, (step for step in plan.packs if not step.depth))
     parts = peel_region(region, outer)
-    return _fill_panels(panels, build.block(*(_in_parallel(op, plan, part, operands) for part in parts)))
+    return _fill_panels(panels, build.block(*(_emit_parallel_loop(op, plan, part, operands) for part in parts)))
 
 
-def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
+def _emit_parallel_loop(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
     """The parallel loop, inside the allocations and fills of the panels that all its iterations share."""
     alike = tuple(step for step in plan.packs if is_shared_panel(op, plan, step))
     panels, operands = _make_panels(op, plan, region, operands, alike)

@@ -126,7 +126,7 @@ def masked_sum(
     return body
 
 
-def summed_along(op: StructuredOp, loops: Sequence[str], unrolled: Sequence[str]) -> str:
+def find_bounded_reduction(op: StructuredOp, loops: Sequence[str], unrolled: Sequence[str]) -> str:
     """The reduction whose loop gets bounds per tile; "" if the op has no mask, or each term has to be tested."""
     if not op.terms or not loops:
         return ""

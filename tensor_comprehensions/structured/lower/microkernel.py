@@ -15,13 +15,13 @@ from ..op import ACCUMULATOR, HalfSpace, StructuredOp, loads_in, variable_names
 from ..plan import Plan
 from .accumulators import (
     Accumulator,
-    by_register,
     concat_subvectors,
+    group_by_register,
     read_accumulator,
     share_registers,
     whole_register_runs,
 )
-from .masked_domain import Step, emit_membership, masked_sum, summed_along
+from .masked_domain import Step, emit_membership, find_bounded_reduction, masked_sum
 from .panel_prefetch import prefetch_hints_for_panel
 from .store_transposed import flat_row_index, store_transposed, transposed_iterator
 from .tile import Region, local_var, region_origin, specialize_padded_extents, tile_number_var
@@ -55,7 +55,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
     """`op` on the register tile `region`, with the factors read as given by `operands`."""
     cells = tile_accumulators(op, plan, region)
     width = Type(op.dtype, plan.lanes * plan.vectors_per_register)
-    registers = Buffer(internal_name(op.name, "acc"), width, (len(by_register(cells)),), (1,), Space.REGISTER)
+    registers = Buffer(internal_name(op.name, "acc"), width, (len(group_by_register(cells)),), (1,), Space.REGISTER)
 
     def emit_exact(make: Callable[[Region, Sequence[Accumulator]], Stmt]) -> Stmt:
         """Code that accesses memory without padding, specialized for each extent that the region may have."""
@@ -147,7 +147,7 @@ def _emit_accumulator_init(
             tuple(_emit_register_store(registers, group, [start_sum(c, value) for c in group]) for group in groups)
         )
 
-    groups = by_register(everything)
+    groups = group_by_register(everything)
     padding = fill([g for g in groups if g[0].register not in used], zero)
     groups = [g for g in groups if g[0].register in used]
     fresh = fill(groups, op.start)
@@ -187,7 +187,7 @@ def _emit_reduction_loops(
     loops = plan.reductions[: len(plan.reductions) - plan.unrolled]
     unrolled = plan.reductions[len(loops) :]
     slides = unrolled and plan.vectors_per_register == 1 and not op.terms
-    bounded = summed_along(op, loops, unrolled)
+    bounded = find_bounded_reduction(op, loops, unrolled)
     windows = _find_window_loads(op, plan, region, operands, cells, unrolled[-1]) if slides else None
     apart = unrolled[:-1] if windows else unrolled
 
@@ -264,7 +264,7 @@ def _emit_multiply_adds(
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
-    for group in by_register(cells):
+    for group in group_by_register(cells):
         factors: list[Expr] = []
         for side, operand in enumerate(operands):
             places = [tuple(c.offsets[name] for name in moves[side]) for c in group]
@@ -385,14 +385,14 @@ def _store_in_place(
     op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
 ) -> Stmt:
     cells = whole_register_runs(cells, plan)
-    ordered = _by_address(op, plan, cells) if plan.nontemporal else cells
+    ordered = _sort_by_address(op, plan, cells) if plan.nontemporal else cells
     return _emit_each(
         ordered,
         lambda c: _emit_store(op, c, _finish_sum(op, c, read_accumulator(registers, c)), streaming=plan.nontemporal),
     )
 
 
-def _by_address(op: StructuredOp, plan: Plan, cells: Sequence[Accumulator]) -> Sequence[Accumulator]:
+def _sort_by_address(op: StructuredOp, plan: Plan, cells: Sequence[Accumulator]) -> Sequence[Accumulator]:
     """`cells` in the order of output addresses: a processor combines non-temporal stores into few open lines."""
     moved = access_strides(op.output, cells[0].offsets)
     if moved is None:

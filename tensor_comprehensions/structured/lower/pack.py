@@ -95,11 +95,13 @@ def _make_panel_shape(
     reductions = [BufferDim(n, 1, region[n].size) for n in plan.reductions if n in used]
     whole = tuple((level.iterator, level.size) for level in blocks if level.iterator in used)
     if plan.instruction:
-        return _in_fragments(tile_layout(op, plan), numbers, {d.axis: d.extent for d in (*reductions, *points)}, used)
+        return _make_fragment_shape(
+            tile_layout(op, plan), numbers, {d.axis: d.extent for d in (*reductions, *points)}, used
+        )
     return PanelShape(tuple(numbers), tuple(reductions), tuple(points), whole)
 
 
-def _in_fragments(
+def _make_fragment_shape(
     found: TileLayout, numbers: Sequence[BufferDim[str]], sizes: Mapping[str, int], used: frozenset[str]
 ) -> PanelShape:
     """The shape of a panel of whole matrix tiles, whose rows and columns are the last two dimensions."""

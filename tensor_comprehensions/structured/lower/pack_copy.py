@@ -136,11 +136,11 @@ def pack_tile(copy: PackCopy) -> Stmt:
     contiguous = (n for n in copy.other_iterators if steps.get(n) == (2 if n == copy.op.pairs else 1))
     along = max(contiguous, key=lambda n: copy.region[n].size, default=None)
     if along is None or copy.region[along].size < 2:
-        return copy.over(copy.other_iterators, lambda offsets: _by_element(copy, offsets))
+        return copy.over(copy.other_iterators, lambda offsets: _copy_elements(copy, offsets))
     other_iterators = [n for n in copy.other_iterators if n != along]
     if (run := _find_contiguous_iterators(copy, along)) and copy.region[along].size < SHORT_TRANSPOSED_LINE:
         return copy.over(
-            [n for n in other_iterators if n not in run], lambda offsets: _short_lines(copy, along, run, offsets)
+            [n for n in other_iterators if n not in run], lambda offsets: _copy_short_runs(copy, along, run, offsets)
         )
     return copy.over(other_iterators, lambda offsets: _copy_transposed(copy, along, offsets))
 
@@ -168,7 +168,7 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _by_element(copy: PackCopy, offsets: Offsets) -> Stmt:
+def _copy_elements(copy: PackCopy, offsets: Offsets) -> Stmt:
     """Copy one element after another, then fill the padding with zeros."""
     element = copy.variable(copy.across)
     there = {**offsets, copy.across: element}
@@ -202,12 +202,14 @@ def _copy_transposed(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
 
     parts: list[Stmt] = []
     if pairs:
-        body = _all_columns(copy, lanes, run_of_tiles)
+        body = _emit_column_groups(copy, lanes, run_of_tiles)
         parts.append(Loop(block.name, build.const(0), build.const(-(-pairs // run)), body))
     if rest:
         end = (build.const(total - rest), rest)
         parts.append(
-            _all_columns(copy, lanes, lambda columns: _emit_transposed_tiles(copy, lanes, along, offsets, end, columns))
+            _emit_column_groups(
+                copy, lanes, lambda columns: _emit_transposed_tiles(copy, lanes, along, offsets, end, columns)
+            )
         )
     return build.block(*parts)
 
@@ -222,7 +224,7 @@ def _find_contiguous_iterators(copy: PackCopy, along: str) -> list[str]:
     return run[:-1]
 
 
-def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offsets) -> Stmt:
+def _copy_short_runs(copy: PackCopy, along: str, run: Sequence[str], offsets: Offsets) -> Stmt:
     """As `_copy_transposed`, for a short `along` (a window of a convolution) that the iterators `run` continue.
 
     The tiles that fill a line of the panel follow each other, so that the line stays in cache.
@@ -242,10 +244,10 @@ def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offset
         parts = [(build.add(start, s), max(0, count - s), width - s) for s in range(0, width, lanes)]
         return copy.over([outer], lambda at: build.block(*(group({**offsets, **at}, part) for part in parts)))
 
-    return _all_columns(copy, max(lanes, 8 * CACHE_LINE_BYTES // dtype.bits), lines)
+    return _emit_column_groups(copy, max(lanes, 8 * CACHE_LINE_BYTES // dtype.bits), lines)
 
 
-def _all_columns(copy: PackCopy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:
+def _emit_column_groups(copy: PackCopy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:
     """`body` for all columns of the panel, `lanes` at a time."""
     full = copy.size // lanes
     group = Var(internal_name(copy.buffer.name, copy.across, "group"))

@@ -168,12 +168,12 @@ def transpose_loops(
             lengths, `row` at least a piece of every read.
     """
     if side == 1:
-        return _point_by_point(stores, row, lane)
+        return _emit_scalar_loops(stores, row, lane)
     if near:
         return _emit_gathered_blocks(stores, reads, row, lane, side)
     partial = [a for a in (row, lane) if not a.splits(side)]
     if partial and row.length is not None and lane.length is not None:
-        return _in_pieces(stores, reads, row, lane, side, ahead, along_reads)
+        return _emit_pieces(stores, reads, row, lane, side, ahead, along_reads)
     block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), row, lane, side)
     body = block.emit(build.TRUE, build.TRUE)
     if partial:
@@ -196,7 +196,7 @@ def transpose_loops(
     return body
 
 
-def _in_pieces(
+def _emit_pieces(
     stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, ahead: int, along_reads: bool
 ) -> Stmt:
     """The whole blocks of `side`, then smaller ones for the remainders along both axes, so that no mask is needed."""
@@ -238,7 +238,7 @@ def with_registers(stores: Sequence[Store], body: Stmt) -> Stmt:
     return build.allocate(tuple(registers), body)
 
 
-def _point_by_point(stores: Sequence[Store], row: Axis, lane: Axis) -> Stmt:
+def _emit_scalar_loops(stores: Sequence[Store], row: Axis, lane: Axis) -> Stmt:
     point = with_registers(stores, build.block(*stores))
     return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, point))
 

@@ -68,7 +68,7 @@ def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
     if not names:
         name = start_state(op, target).iterator_display_name(lane.name)
         raise CannotLower(f"transposition: no operand lies across lanes along {name}")
-    row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
+    row = next(i for i in op.parallel if _get_strides(op, names[0]).get(i.name) == 1)
     shown = start_state(op, target).iterator_display_name
     touched, widest = _touched_bytes(op), target.lanes(op.dtype.bits)
     large = touched >= target.reuse_limit_bytes
@@ -155,7 +155,7 @@ def _list_read_strides(op: StructuredOp) -> Iterator[Mapping[str, int]]:
         yield access_strides(access, [i.name for i in op.iterators]) or {}
 
 
-def _step_of(op: StructuredOp, tensor: str) -> Mapping[str, int]:
+def _get_strides(op: StructuredOp, tensor: str) -> Mapping[str, int]:
     access = next(a for a in loads_in(op.left) if a.buffer.name == tensor)
     return access_strides(access, [i.name for i in op.iterators]) or {}
 

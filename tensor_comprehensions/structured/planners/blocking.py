@@ -98,7 +98,7 @@ class BlockingHeuristic:
         return tuple(sorted(reductions, key=lambda name: blocks.get(name, self.info.extent(name))))
 
     def _finish_plan(self, nest: Blocking, reductions: tuple[str, ...]) -> Plan:
-        collapsed, grain = self._parallel(nest.loops[: nest.outer])
+        collapsed, grain = self._choose_parallel_levels(nest.loops[: nest.outer])
         grain = max(grain, num_tiles(nest.rows, nest.loops[nest.outer - 1].size)) if collapsed else grain
         return Plan(
             self.info.vector,
@@ -109,7 +109,7 @@ class BlockingHeuristic:
             tuple(nest.packs),
             collapsed,
             grain,
-            unroll_steps=self._at_once(nest, reductions),
+            unroll_steps=self._choose_unroll_steps(nest, reductions),
             nontemporal=self.is_nontemporal(nest.loops),
             prefetches=nest.prefetches,
             vectors_per_register=self.tile.vectors_per_register,
@@ -127,9 +127,13 @@ class BlockingHeuristic:
         beside = packed and not swept
         near = self._run_panels() if beside else 1
         together, blocks = self._panels_kept_together(passing if beside else standing, reductions, near)
-        levels = self._levels(known.batch)
+        levels = self._make_levels(known.batch)
         rest = tuple(i for i in known.exclusive_iterators(standing) if i not in swept)
-        levels += self._as_read(rest, standing) if swept else self._levels(rest, standing if packed else None)
+        levels += (
+            self._make_levels_as_read(rest, standing)
+            if swept
+            else self._make_levels(rest, standing if packed else None)
+        )
         panels = [levels.pop()] if together > 1 else []
         levels += [TileLoop(p.iterator, together * p.size) for p in panels] or self._sweep.blocks(swept)
         panel = PackStep(standing.side, len(levels))
@@ -138,13 +142,13 @@ class BlockingHeuristic:
         once = not packed or (count == 1 and not blocks and not swept)  # all threads use one panel
         if self.parallel and count < (BALANCED_CHUNKS if once else BALANCED_CHUNKS // 2) and not panels:
             uses = 1 if once else (PACKED_TRANSPOSED_USES if turned else PACKED_USES)
-            levels += self._share(known.exclusive_iterators(passing), -(-BALANCED_CHUNKS // count), uses)
+            levels += self._make_chunk_levels(known.exclusive_iterators(passing), -(-BALANCED_CHUNKS // count), uses)
         outer = len(levels)
         levels += blocks
         packs = [PackStep(standing.side, len(levels))] if packed else []
         rows = 1 if not packed or count > 1 else (OWN_PACKED_TRANSPOSED_USES if turned else OWN_PACKED_USES)
         ahead = standing is known.vector_operand and not (packed or blocks or panels) and self._prefetchable_in_place()
-        inner = [*self._levels(swept), *self._levels(known.exclusive_iterators(passing)), *panels]
+        inner = [*self._make_levels(swept), *self._make_levels(known.exclusive_iterators(passing)), *panels]
         return Blocking([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
 
     def _panels_kept_together(
@@ -181,7 +185,7 @@ class BlockingHeuristic:
         Inside the parallel loop, rows of the register tile follow the output's memory order.
         """
         known, tile = self.info, self.tile
-        levels = self._levels(known.batch)
+        levels = self._make_levels(known.batch)
         count = prod(i.extent for i in known.batch)
         rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if i.name != known.output_unit_iter]
         left = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) // TRANSPOSED_OPERAND_USES
@@ -203,7 +207,7 @@ class BlockingHeuristic:
         if room * self._panel_width() < extent:
             levels.append(TileLoop(known.vector, room * self._panel_width()))
         if shares:
-            levels += self._share((known.op.iterator(known.output_unit_iter),), BALANCED_CHUNKS, 1)
+            levels += self._make_chunk_levels((known.op.iterator(known.output_unit_iter),), BALANCED_CHUNKS, 1)
         outer = len(levels)
         inner = [*self._loops_around_panels(rows, panel), known.op.iterator(known.output_unit_iter)]
         levels += [TileLoop(i.name, tile.size(i.name)) for i in inner]
@@ -244,27 +248,27 @@ class BlockingHeuristic:
     def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> Blocking:
         """A packed block of the broadcast operand stays in L2 for all panels of the vector operand."""
         known = self.info
-        levels = [*self._levels(known.batch), self._packed_block(pack_moving)]
+        levels = [*self._make_levels(known.batch), self._packed_block(pack_moving)]
         blocks = self._reduction_block(reductions, PACKED_BLOCK_STEPS)
         alone = prod(num_tiles(known.extent(level.iterator), level.size) for level in levels) < 2
         if self.parallel and alone:
-            levels += self._share(
+            levels += self._make_chunk_levels(
                 known.exclusive_iterators(known.vector_operand), BALANCED_CHUNKS, REPACKED_USES if blocks else 1
             )
         outer = len(levels)
         levels += blocks
         packs = [PackStep(known.broadcast_operand.side, len(levels))]
-        levels += self._levels(known.exclusive_iterators(known.vector_operand))
+        levels += self._make_levels(known.exclusive_iterators(known.vector_operand))
         if pack_moving:
             packs.append(PackStep(known.vector_operand.side, len(levels)))
         rows = OWN_PACKED_USES if alone and not blocks else 1
         return Blocking(
-            [*levels, *self._levels(known.exclusive_iterators(known.broadcast_operand))], outer, packs, rows
+            [*levels, *self._make_levels(known.exclusive_iterators(known.broadcast_operand))], outer, packs, rows
         )
 
     # --- loops ---
 
-    def _levels(self, iterators: tuple[Iterator, ...], packed: Factor | None = None) -> list[TileLoop]:
+    def _make_levels(self, iterators: tuple[Iterator, ...], packed: Factor | None = None) -> list[TileLoop]:
         """The register-tile levels of `iterators`: untiled loops, then tiled ones, the lanes' last.
 
         packed: order untiled loops by the strides of this factor, the largest outermost.
@@ -277,14 +281,14 @@ class BlockingHeuristic:
         ordered = sorted(iterators, key=order)
         return [TileLoop(i.name, self.tile.size(i.name)) for i in ordered]
 
-    def _as_read(self, iterators: tuple[Iterator, ...], packed: Factor) -> list[TileLoop]:
-        """As `_levels`; if the factor is beyond the private caches, in memory order, so that runs follow each other."""
+    def _make_levels_as_read(self, iterators: tuple[Iterator, ...], packed: Factor) -> list[TileLoop]:
+        """As `_make_levels`, but if the factor is beyond the private caches, in memory order, so that runs adjoin."""
         if not is_beyond_private_caches(packed.stored * packed.bytes, self.target):
-            return self._levels(iterators, packed)
+            return self._make_levels(iterators, packed)
         ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
         return [TileLoop(i.name, self.tile.size(i.name)) for i in ordered]
 
-    def _at_once(self, nest: Blocking, reductions: tuple[str, ...]) -> int:
+    def _choose_unroll_steps(self, nest: Blocking, reductions: tuple[str, ...]) -> int:
         """Unroll factor of the reduction. With prefetches, one step per register tile that uses the panel."""
         if nest.prefetches:
             return min(MAX_UNROLLED_STEPS, 1 << (self._row_tiles().bit_length() - 1))
@@ -305,7 +309,7 @@ class BlockingHeuristic:
         outside = stream_cycles(still, moving, row_tile * steps * size, row_panels, column_panels, self.target)
         return outside < inside
 
-    def _large(self, factor: Factor) -> bool:
+    def _exceeds_l2_share(self, factor: Factor) -> bool:
         """Whether the part of a factor that one batch reads takes more than 3/4 of L2."""
         return self._footprint(factor) > self.target.cache[1] * 3 // 4
 
@@ -330,7 +334,7 @@ class BlockingHeuristic:
             return row_tiles >= 4
         width = self._panel_width()
         bound = int(tile_cost.packing_row_bytes(known, self._footprint(moving), np.array(width), self.target))
-        apart = self._strided_beyond(moving, bound, width) or self._outruns_next_cache(0)
+        apart = self._has_stride_beyond(moving, bound, width) or self._outruns_next_cache(0)
         pays = (row_tiles >= 12 and apart) or (row_tiles >= 4 and self._outruns_next_cache(1))
         return pays and not self._prefetchable_in_place()
 
@@ -354,12 +358,12 @@ class BlockingHeuristic:
         known, moving = self.info, self.info.vector_operand
         if self.target.private_caches == self.target.cache or len(known.reductions) != 1:
             return False
-        if not self._large(moving) and not self.is_nontemporal():  # the output would evict it
+        if not self._exceeds_l2_share(moving) and not self.is_nontemporal():  # the output would evict it
             return False
         if (
             not moving.is_plain_load
             or moving.step(known.vector) != 1
-            or not self._strided_beyond(moving, PACKED_STRIDE_BYTES, self._panel_width())
+            or not self._has_stride_beyond(moving, PACKED_STRIDE_BYTES, self._panel_width())
         ):
             return False
         if any(self.tile.size(i.name) > 1 for i in known.exclusive_iterators(moving) if i.name != known.vector):
@@ -385,11 +389,11 @@ class BlockingHeuristic:
         return (
             not still.is_plain_load
             or self._conflicts_in_l1()
-            or self._strided_beyond(still, PACKED_STRIDE_BYTES_IN_L2, 1)
-            or self._meets_once()
+            or self._has_stride_beyond(still, PACKED_STRIDE_BYTES_IN_L2, 1)
+            or self._reads_factors_once()
         )
 
-    def _meets_once(self) -> bool:
+    def _reads_factors_once(self) -> bool:
         """Whether both factors are in a distant cache and are read once, because L2 holds the results of a batch."""
         known = self.info
         far = all(is_beyond_private_caches(self._footprint(f), self.target) for f in known.factors)
@@ -408,11 +412,11 @@ class BlockingHeuristic:
                 if step % CACHE_LINE_BYTES == 0 and step
                 else L1_WAYS * L1_SETS
             )
-            if 2 * rows > lines and rows > 8 * self._vectors():
+            if 2 * rows > lines and rows > 8 * self._count_row_vectors():
                 return True
-        return self._refetched_from_l2()
+        return self._refetches_from_l2()
 
-    def _refetched_from_l2(self) -> bool:
+    def _refetches_from_l2(self) -> bool:
         """Whether register tiles refetch lines from L2 that their neighbors just read, because rows alias in L1 sets.
 
         A line has scalars of several register tiles; the rows of all steps compete for few sets.
@@ -428,7 +432,7 @@ class BlockingHeuristic:
         multiply_adds = known.k_size * self.tile.cells * tile_cost.multiply_cost(self.tile.width, known, self.target)
         return 2 * lines > room and L2_LINE_CYCLES * lines >= multiply_adds
 
-    def _vectors(self) -> int:
+    def _count_row_vectors(self) -> int:
         """Vectors in a row of a register tile."""
         columns = prod(self.tile.size(i.name) for i in self.info.exclusive_iterators(self.info.vector_operand))
         return max(1, columns // self.tile.width)
@@ -438,7 +442,7 @@ class BlockingHeuristic:
 
         Rows that follow each other in memory are one run.
         """
-        if not self._large(factor):
+        if not self._exceeds_l2_share(factor):
             return False
         run = 0
         rows = sorted(
@@ -451,7 +455,7 @@ class BlockingHeuristic:
             run = step * self.info.extent(name)
         return run < SHORT_RUN_BYTES
 
-    def _strided_beyond(self, factor: Factor, distance: int, width: int) -> bool:
+    def _has_stride_beyond(self, factor: Factor, distance: int, width: int) -> bool:
         """Whether the stride of a factor along the innermost long reduction is at least `distance` bytes.
 
         width: elements that a step reads; the stride must also leave a cache line unread after these.
@@ -471,15 +475,15 @@ class BlockingHeuristic:
 
     # --- blocks ---
 
-    def _longest(self, iterators: tuple[Iterator, ...]) -> Iterator:
+    def _find_longest(self, iterators: tuple[Iterator, ...]) -> Iterator:
         """The iterator with the most tiles."""
         return max(iterators, key=lambda i: num_tiles(i.extent, self.tile.size(i.name)))
 
-    def _share(self, iterators: tuple[Iterator, ...], parts: int, uses: int) -> list[TileLoop]:
+    def _make_chunk_levels(self, iterators: tuple[Iterator, ...], parts: int, uses: int) -> list[TileLoop]:
         """A level that divides one of `iterators` into about `parts` parts, each with at least `uses` points in all."""
         if not iterators:
             return []
-        longest = self._longest(iterators)
+        longest = self._find_longest(iterators)
         size = self.tile.size(longest.name)
         others = prod(i.extent for i in iterators if i is not longest)
         block = max(num_tiles(longest.extent, parts), num_tiles(uses, others))
@@ -489,7 +493,7 @@ class BlockingHeuristic:
     def _packed_block(self, pack_moving: bool) -> TileLoop:
         """The level of rows of the broadcast operand that are packed together."""
         rows = self.info.exclusive_iterators(self.info.broadcast_operand)
-        longest = self._longest(rows)
+        longest = self._find_longest(rows)
         size = self.tile.size(longest.name)
         others = prod(i.extent for i in rows if i is not longest)
         steps = min(self.info.k_size, PACKED_BLOCK_STEPS)
@@ -557,7 +561,7 @@ class BlockingHeuristic:
 
     # --- threads ---
 
-    def _parallel(self, levels: list[TileLoop]) -> tuple[int, int]:
+    def _choose_parallel_levels(self, levels: list[TileLoop]) -> tuple[int, int]:
         """How many of `levels` become the parallel loop, and its grain."""
         op = self.info.op
         if not self.parallel or not levels or op.multiplications < 2 * THREAD_FMAS:

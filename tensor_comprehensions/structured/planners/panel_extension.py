@@ -37,7 +37,7 @@ class PanelExtension:
         """
         if factor.step(self.info.vector) == 1:
             return ()
-        room, run, panels = self._room(), self._contiguous_sum_size(factor), 1
+        room, run, panels = self._count_fitting_panels(), self._contiguous_sum_size(factor), 1
         chosen: list[Iterator] = []
         for i in sorted(self.info.exclusive_iterators(factor), key=lambda i: abs(factor.step(i.name) or 0)):
             if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * panels):
@@ -57,15 +57,15 @@ class PanelExtension:
 
     def blocks(self, swept: tuple[Iterator, ...]) -> list[TileLoop]:
         """Levels that divide the swept iterators into parts whose panels fit L2 together."""
-        room = self._room()
+        room = self._count_fitting_panels()
         levels: list[TileLoop] = []
         for i in reversed(swept):
             if i.extent > room:
-                levels.append(TileLoop(i.name, self._in_lines(i, balanced_block(i.extent, max(1, room)))))
+                levels.append(TileLoop(i.name, self._round_to_fetches(i, balanced_block(i.extent, max(1, room)))))
             room //= i.extent
         return list(reversed(levels))
 
-    def _room(self) -> int:
+    def _count_fitting_panels(self) -> int:
         """The number of panels that fit into L2, together with their source data if that comes from a distant cache."""
         size, columns = (
             self.info.op.dtype.size,
@@ -74,7 +74,7 @@ class PanelExtension:
         one = self.steps * size * (2 * columns if self._is_far() else self._width())
         return max(CACHE_LINE_BYTES // size, self.target.cache[1] * 5 // 8 // one)
 
-    def _in_lines(self, swept: Iterator, size: int) -> int:
+    def _round_to_fetches(self, swept: Iterator, size: int) -> int:
         """`size`, rounded so that runs along a contiguous iterator consist of whole fetches from a distant cache."""
         moving, fetched = self._moving_factor, self.target.fetch_bytes
         if not self._is_far() or moving.step(swept.name) != 1 or swept.extent * moving.bytes % fetched:

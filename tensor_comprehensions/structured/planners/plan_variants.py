@@ -104,8 +104,8 @@ class LaneSumBlocking(BlockingHeuristic):
         short, long = sorted(
             (known.exclusive_iterators(f) for f in known.factors), key=lambda side: prod(i.extent for i in side)
         )
-        shares = self._share(long, FEW_CHUNKS, 1) if self.parallel else []
-        levels = [*self._levels(known.batch), *shares]
+        shares = self._make_chunk_levels(long, FEW_CHUNKS, 1) if self.parallel else []
+        levels = [*self._make_levels(known.batch), *shares]
         outer, extent = len(levels), known.extent(reductions[0])
         inner = known.k_size // extent
         rows = sum(prod(i.extent for i in known.exclusive_iterators(f)) * f.bytes for f in known.factors)
@@ -114,7 +114,7 @@ class LaneSumBlocking(BlockingHeuristic):
         exact = known.op.output.buffer.type.dtype == known.op.dtype and not self._reads_output()
         if block < extent and exact:  # sums of a block are kept in the output
             levels.append(TileLoop(reductions[0], balanced_block(extent, block)))
-        nest = Blocking([*levels, *self._levels(long), *self._levels(short)], outer, [])
+        nest = Blocking([*levels, *self._make_levels(long), *self._make_levels(short)], outer, [])
         return self._finish_plan(nest, self._order_reductions(reductions, nest))
 
 

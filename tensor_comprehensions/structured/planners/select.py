@@ -106,7 +106,7 @@ def rank_plans(
     parallel = parallel and default.info.op.multiplications >= 2 * THREAD_FMAS
     near, consider = fits_l2_without_windows(default.info, target), _enumerate_tile_plans
     if default.info.keeps_lanes_of_sum:
-        consider = _lane_sums
+        consider = _enumerate_lane_sum_plans
     elif near:
         consider = _enumerate_near_plans
     views = views if turned and (near or _is_transposed_store_profitable(default.info, target)) else (default,)
@@ -138,7 +138,7 @@ def fits_l2_without_windows(known: ContractionInfo, target: CpuTarget) -> bool:
     return not windows and touched <= target.cache[1]
 
 
-def _lane_sums(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
+def _enumerate_lane_sum_plans(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
     """The plans to compare if lanes keep separate partial sums."""
     for tile in view.best_tiles(COMPARED_TILES):
         yield LaneSumBlocking(view.info, target, tile, parallel).plan()
