@@ -16,8 +16,8 @@ from ..runtime.cpu.host import host
 _NAME = r"cpu(?::(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?"
 MAX_DIGITS = 9
 """The maximum number of digits of a processor number; a longer number is out of range."""
-MAX_PROCESSOR_SPAN = 1 << 16
-"""The maximum distance from the first to the last processor of a range; the rest is cut off."""
+MAX_PROCESSORS = 1 << 16
+"""The maximum number of processors of a range; the rest is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ def parse_device(name: object) -> TuningDevice:
 
 
 def _parse_processor_range(part: str) -> range:
-    """The processors of "3" or "0-3"; at most `MAX_PROCESSOR_SPAN` of them."""
+    """The processors of "3" or "0-3"; at most `MAX_PROCESSORS` of them."""
     first, dash, last = part.partition("-")
     low, high = (int(n) if len(n) <= MAX_DIGITS else 10**MAX_DIGITS for n in (first, last if dash else first))
-    return range(low, min(high + 1, low + MAX_PROCESSOR_SPAN))
+    return range(low, min(high + 1, low + MAX_PROCESSORS))
 
 
 def parse_devices(names: Sequence[object]) -> tuple[TuningDevice, ...]:

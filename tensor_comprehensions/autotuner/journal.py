@@ -79,11 +79,11 @@ class Journal:
         _check_magic(data, path)
         end = len(_MAGIC)
         for start, problem, record in _parse_records(data):
-            self._take(problem, record)
+            self._index_record(problem, record)
             end = start
         return end
 
-    def _take(self, problem: str, record: Record) -> None:
+    def _index_record(self, problem: str, record: Record) -> None:
         if isinstance(record, pb.Outcome):
             self._known[problem, _serialize_options(record)] = record
         elif isinstance(record, pb.Start):
@@ -108,7 +108,7 @@ class Journal:
 
     def add(self, problem: str, record: Record) -> None:
         """Add a record, which is written to the file, but not synced, before this returns."""
-        self._take(problem, record)
+        self._index_record(problem, record)
         if self._file is not None:
             name = problem.encode()
             kind = next(k for k, message in _KINDS.items() if isinstance(record, message))
@@ -233,7 +233,7 @@ def _is_valid_record(record: Record) -> bool:
     if isinstance(record, pb.Decision):
         fit = len(record.timings) == len(record.finalists) and 0 <= record.elapsed < math.inf
         return fit and all(_is_valid_timing(t) for t in record.timings)
-    return all(map(_is_known, record.known))
+    return all(map(_is_readable, record.known))
 
 
 def _is_valid_timing(timing: pb.Timing) -> bool:
@@ -241,7 +241,7 @@ def _is_valid_timing(timing: pb.Timing) -> bool:
     return not timing.runs or all(0 < t < math.inf for t in (timing.low, timing.median, timing.high))
 
 
-def _is_known(options: Options) -> bool:
+def _is_readable(options: Options) -> bool:
     try:
         from_message(options)
     except (ArgumentError, TypeError, ValueError):

@@ -106,7 +106,7 @@ class GeneticSearch:
         self._seeds: Sequence[Genome] | None = seeds
         self._pool: list[Any] = []
         self._toolbox = self._deap.base.Toolbox()
-        self._toolbox.register("select", self._roulette)
+        self._toolbox.register("select", self._select_parents)
         self._toolbox.register("elite", self._deap.tools.selBest, k=self._elites)
         self._toolbox.register("mate", self._cross_parents)
         self._toolbox.register("mutate", self._mutate_genome)
@@ -116,7 +116,7 @@ class GeneticSearch:
             seeds, self._seeds = self._seeds, None
             return self._sampler.draw_candidates(seeds, round(self.SEEDED * self._population), self._population)
         elites = self._toolbox.elite(self._pool)
-        children = self._children(self._population - len(elites))
+        children = self._breed_children(self._population - len(elites))
         self._pool = elites
         return children
 
@@ -125,7 +125,7 @@ class GeneticSearch:
         individual.fitness.values = (0.0 if seconds is None else 1 / seconds,)
         self._pool.append(individual)
 
-    def _children(self, count: int) -> list[Candidate]:
+    def _breed_children(self, count: int) -> list[Candidate]:
         found: list[Candidate] = []
         tries = 0
         while len(found) < count and tries < MAX_TRIES:
@@ -137,7 +137,7 @@ class GeneticSearch:
                 found.append(child)
         return found or self._sampler.draw_candidates((), 0, count)
 
-    def _roulette(self) -> list[Genome]:
+    def _select_parents(self) -> list[Genome]:
         """Draw three parents, faster ones with a higher probability."""
         speeds = [x.fitness.values[0] for x in self._pool]
         most = max(speeds)

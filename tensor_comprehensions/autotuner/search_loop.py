@@ -173,7 +173,7 @@ class Tuner:
             self._prepare()
         first: tuple[Candidate, ...] = (Candidate(self._seeds[0], default),)
         for generation in range(1, self.effort.generations + 1):
-            if not self._generation(search, generation, first):
+            if not self._evaluate_generation(search, generation, first):
                 break
             first = ()
         return self._decide_winner(default)
@@ -188,7 +188,7 @@ class Tuner:
 
         made.add_done_callback(note_ready)
 
-    def _generation(self, search: Search, generation: int, first: Sequence[Candidate]) -> bool:
+    def _evaluate_generation(self, search: Search, generation: int, first: Sequence[Candidate]) -> bool:
         """Evaluate `first` and one generation; False if nothing is left to try, or no time."""
         asked = search.ask()
         rest = [*first, *(c for c in asked if c not in first)]
@@ -246,19 +246,19 @@ class Tuner:
             remembered = known[c.options]
             if remembered is not None:
                 self._clock.advance_to(remembered.elapsed)
-                self._fold(outcome_from_message(remembered, c.options))
+                self._add_outcome(outcome_from_message(remembered, c.options))
                 continue
             reply = next(replies, None)
             if reply is None:  # stopped
                 return
             outcome = outcome_message(c.options, self._reject_impossible_time(reply), generation, self.elapsed())
             self._journal.add(self.problem.digest, outcome)
-            self._fold(outcome_from_message(outcome, c.options))
+            self._add_outcome(outcome_from_message(outcome, c.options))
 
     def _find_recorded(self, options: CpuOptions) -> pb.Outcome | None:
         return self._journal.find(self.problem.digest, to_message(options).SerializeToString(deterministic=True))
 
-    def _fold(self, outcome: Outcome) -> None:
+    def _add_outcome(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         self._by_options[outcome.options] = outcome
         if outcome.digest:
@@ -279,7 +279,7 @@ class Tuner:
         """Compile, longest code first; return replies in the order of `options`, fewer if the search is stopped."""
         order = sorted(range(len(options)), key=lambda n: self._space.length(options[n]), reverse=True)
         replies = dict(
-            zip(order, self._answers([self._request(pb.COMPILE, [options[n]]) for n in order]), strict=False)
+            zip(order, self._collect_replies([self._request(pb.COMPILE, [options[n]]) for n in order]), strict=False)
         )
         return [replies[n] for n in takewhile(replies.__contains__, range(len(options)))]
 
@@ -291,7 +291,7 @@ class Tuner:
             if reply.status == pb.OK and reply.digest not in self._by_code and reply.digest not in first:
                 first.add(reply.digest)
                 measured[number] = self._measure_request(reply.codes)
-        times = self._answers(list(measured.values()))
+        times = self._collect_replies(list(measured.values()))
         for number, reply in enumerate(compiled):
             if reply.status != pb.OK:
                 yield reply
@@ -339,7 +339,7 @@ class Tuner:
                 del self._codes[digest], self._speeds[digest]
 
     def _evaluate_all(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
-        yield from self._answers([self._request(pb.EVALUATE, [o]) for o in options])
+        yield from self._collect_replies([self._request(pb.EVALUATE, [o]) for o in options])
 
     def _request(
         self, stage: pb.Stage, options: Sequence[CpuOptions] = (), codes: Sequence[pb.Code] = ()
@@ -356,7 +356,7 @@ class Tuner:
             else 1.0 + 40 * best + RUN_LIMIT_FACTOR * self.outcomes[0].running,
         )  # fmt: skip
 
-    def _answers(self, requests: Sequence[pb.Request]) -> Iterator[pb.Reply]:
+    def _collect_replies(self, requests: Sequence[pb.Request]) -> Iterator[pb.Reply]:
         """Yield the replies in the order of the requests; fewer if the search is stopped."""
         futures = [self._evaluator.submit(r) for r in requests]
         for n, (request, future) in enumerate(zip(requests, futures, strict=True)):

@@ -128,16 +128,16 @@ class _SparseCoordinateSearch:
             order.shuffle(changes)
             for field, value in changes:
                 if perf_counter() >= self._end or len(self._tried) > self._limit:
-                    return self._result(best)
+                    return self._make_result(best)
                 candidate: SparseOptions = replace(best, **{field: value})
                 if candidate in self._tried:
                     continue
                 self._tried.add(candidate)
-                if self._gain(best, candidate, generation) >= MIN_SPEEDUP:
+                if self._measure_gain(best, candidate, generation) >= MIN_SPEEDUP:
                     best, improved = candidate, True
-        return self._result(best)
+        return self._make_result(best)
 
-    def _result(self, best: SparseOptions) -> TuningResult[SparseOptions]:
+    def _make_result(self, best: SparseOptions) -> TuningResult[SparseOptions]:
         """Race the winner against the start once more: times of different races cannot be compared."""
         last = self._race(self._start, best, past_end=True)
         low, middle, high = last.other.quartiles
@@ -147,7 +147,7 @@ class _SparseCoordinateSearch:
             tuple(self._outcomes), perf_counter() - self._began, False,
         )  # fmt: skip
 
-    def _gain(self, best: SparseOptions, candidate: SparseOptions, generation: int) -> float:
+    def _measure_gain(self, best: SparseOptions, candidate: SparseOptions, generation: int) -> float:
         """A lower bound of the speedup of a candidate over the best so far; 0 if the candidate fails."""
         began = perf_counter()
         try:
@@ -201,11 +201,11 @@ class _SparseCoordinateSearch:
 def _single_option_changes(options: SparseOptions, function: Function) -> Iterator[tuple[str, Any]]:
     """Yield every change of one option, as (field name, new value)."""
     for f in fields(options):
-        choices = f.metadata.get("choices", _orders(function))
+        choices = f.metadata.get("choices", _list_loop_orders(function))
         yield from ((f.name, value) for value in choices if value != getattr(options, f.name))
 
 
-def _orders(function: Function) -> list[tuple[str, ...]]:
+def _list_loop_orders(function: Function) -> list[tuple[str, ...]]:
     """The orders of loops to try: those of the statement with the most indices."""
     most = max((s.indices for s in function.statements), key=len, default=())
     return [(), *permutations(most)] if len(most) <= MAX_PERMUTED else [()]

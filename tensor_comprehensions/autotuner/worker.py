@@ -205,13 +205,13 @@ _benches: OrderedDict[str, PreparedProblem] = OrderedDict()
 
 
 @functools.lru_cache(MAX_PROBLEMS)
-def _by_message(raw: bytes) -> Problem:
+def _parse_problem(raw: bytes) -> Problem:
     return Problem(pb.Problem.FromString(raw))
 
 
 def _cached_problem(problem: Problem) -> Problem:
     """An equal problem from a cache, so that its def is checked and bound only once."""
-    return _by_message(problem.message.SerializeToString(deterministic=True))
+    return _parse_problem(problem.message.SerializeToString(deterministic=True))
 
 
 def prepare_problem(message: pb.Problem, folder: str) -> PreparedProblem:
@@ -228,7 +228,7 @@ def prepare_problem(message: pb.Problem, folder: str) -> PreparedProblem:
 def clear_prepared_problems() -> None:
     """Clear the caches of problems and of code."""
     _benches.clear()
-    _by_message.cache_clear()
+    _parse_problem.cache_clear()
     _codes.clear()
 
 

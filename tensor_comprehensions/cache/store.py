@@ -198,7 +198,7 @@ class Store:
         return None
 
     def _touch(self, path: Path) -> None:
-        """Update the modification time of an entry, at most once in `TOUCH_SECONDS` seconds, for the eviction."""
+        """Update the modification time of an entry, at most once in `TOUCH_SECONDS`, for the eviction."""
         if self.mode != "readwrite":
             return
         now = self.system.clock()

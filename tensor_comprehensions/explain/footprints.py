@@ -176,14 +176,14 @@ class _IterationScope:
                 known = known and own.is_known
             elif term.variable.startswith(_LANE):
                 moving[term.variable] = moving.get(term.variable, 0) + term.factor
-            elif term.is_opaque or any(map(self._moves, term.names)):
+            elif term.is_opaque or any(map(self._is_moving, term.names)):
                 known = False
             else:
                 fixed[term.part] = fixed.get(term.part, 0) + term.factor
         ordered = sorted((item for item in moving.items() if item[1]), key=lambda item: item[0])
         return _Form(tuple(ordered), frozenset(fixed.items()), constant, known)
 
-    def _moves(self, name: str) -> bool:
+    def _is_moving(self, name: str) -> bool:
         form = self.forms.get(name)
         return form is not None and (bool(form.moving) or not form.is_known)
 

@@ -138,7 +138,7 @@ def test_a_search_keeps_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
         return sparse_search._Race(1.5 if count[1] > count[0] else 0.5, times, times)
 
     monkeypatch.setattr(sparse_search._SparseCoordinateSearch, "_race", race)
-    monkeypatch.setattr(sparse_search, "_orders", lambda _: [()])
+    monkeypatch.setattr(sparse_search, "_list_loop_orders", lambda _: [()])
     op, given = tc.define(PROGRAMS["dense columns"][0]).f, operands("csr dense")
     expected = dense(op(*given))
     found = op.autotune(*given, budget=100.0).options
@@ -175,7 +175,7 @@ def test_what_a_search_found_is_kept_for_operators_that_ask_for_it(
         return sparse_search._Race(gain, *times)
 
     monkeypatch.setattr(sparse_search._SparseCoordinateSearch, "_race", race)
-    monkeypatch.setattr(sparse_search, "_orders", lambda _: [()])
+    monkeypatch.setattr(sparse_search, "_list_loop_orders", lambda _: [()])
     with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path / "cache")):
         found = tc.define(text).f.autotune(*given, budget=100.0).options
         assert found == tc.SparseOptions(prefetch_distance=32)
