@@ -10,10 +10,10 @@ import pytest
 
 from tensor_comprehensions.autotuner import timing
 from tensor_comprehensions.autotuner.timing import (
+    MAX_SAMPLES,
     MAX_WAITING_FRACTION,
     MIN_ROUNDS,
     MIN_SAMPLES,
-    MOST,
     TimedLaunch,
     Times,
     _normalize_samples,
@@ -115,4 +115,4 @@ def test_a_timing_in_turns_ends_when_it_is_hopeless_beside_the_other(monkeypatch
     )
     monkeypatch.setattr(timing, "_is_precise", lambda times: False)
     assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 3.9)[0].samples) == MIN_SAMPLES
-    assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 4.1)[0].samples) == MOST
+    assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 4.1)[0].samples) == MAX_SAMPLES
