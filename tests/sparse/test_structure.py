@@ -32,7 +32,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append("check")
         check(*args)
 
-    def converted(*args: Any) -> structure.Conversion:
+    def converted(*args: Any) -> structure.LevelConversion:
         done.append("convert")
         return convert(*args)
 
