@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...core.decisions import close_book
 from ...core.internal_names import internal_name
 from ...core.pass_steps import run_step
-from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
+from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Parameter, Type
 from ...machine import GPU_LAUNCH_SECONDS
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
@@ -53,6 +53,57 @@ def lower_gpu(
         return _lower_function(function, options, target, collapsed=collapsed)
 
 
+def lower_gpu_range(
+    functions: Sequence[BoundFunction], options: MappingOptions | None, target: GpuTarget
+) -> Module:
+    """The module for all values of the variables of a def (legalized).
+
+    The mapping is chosen for the first of `functions`, which have different typical extents. A number in the code that
+    follows from these would be wrong for others, so all of them must give the same module.
+
+    Raises:
+        ArgumentError: as `lower_gpu`.
+        CannotLower: the code depends on these extents in some other way than by loops up to them.
+    """
+    if options is not None:
+        check_mapping(options, target)
+    with LOCK:
+        first, *others = functions
+        scop, plans = _plan_function(first, options, target)
+        module = _lower_plans(scop, plans, target)
+        for other in others:
+            scop, again = _plan_function(other, options, target, tuple(p.options for p in plans))
+            if _lower_plans(scop, again, target) != module:
+                raise CannotLower("other extents are computed by other code")
+    return module
+
+
+def explain_gpu_range(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> str:
+    """The mapped schedule trees of `lower_gpu_range`, of which `function` is the first."""
+    with LOCK:
+        scop, plans = _plan_function(function, options, target)
+        return _format_plans(scop, plans, with_options=options is None)
+
+
+def _plan_function(
+    function: BoundFunction,
+    options: MappingOptions | None,
+    target: GpuTarget,
+    chosen: tuple[MappingOptions, ...] | None = None,
+) -> tuple[Scop, tuple[KernelPlan, ...]]:
+    """The plans of a def. chosen: the options of each kernel; None chooses them.
+
+    Raises CannotLower if there are more or fewer kernels than `chosen`.
+    """
+    scop = _scop(function, options, target)
+    if chosen is None:
+        return scop, _plans(scop, options, target)
+    groups = _make_fusion_groups(scop, options, target)
+    if len(groups) != len(chosen):
+        raise CannotLower("other extents are computed by other kernels")
+    return scop, tuple(plan_kernel(scop, g, o) for g, o in zip(groups, chosen, strict=True))
+
+
 def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bool = False) -> float:
     """The predicted cycles of the kernels of `function` (legalized) with default options, including launches."""
     with LOCK, close_book():
@@ -76,7 +127,9 @@ def _format_plans(scop: Scop, plans: Sequence[KernelPlan], *, with_options: bool
     lines = []
     for plan in plans:
         launch = plan.launch
-        lines.append(f"kernel: {_format_sizes(launch.grid)} blocks of {_format_sizes(launch.block)} threads")
+        sides = zip(launch.grid, launch.counts or launch.grid, strict=True)
+        blocks = " x ".join(str(n if count is None else count) for n, count in sides)
+        lines.append(f"kernel: {blocks} blocks of {_format_sizes(launch.block)} threads")
         if with_options:
             lines.append(f"  chosen: {plan.options}")
         lines.append("  domain: " + "; ".join(u.domain for u in plan.units))
@@ -162,14 +215,17 @@ def _lower_function(
     function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool
 ) -> Module:
     scop = run_step("scop", lambda: _scop(function, options, target, collapsed=collapsed), lambda s: repr(s.function))
-    function = scop.function
 
     def show_plans(found: Sequence[KernelPlan]) -> str:
         with LOCK:
             return _format_plans(scop, found)
 
-    plans = run_step("map", lambda: _plans(scop, options, target), show_plans)
-    buffers = {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
+    return _lower_plans(scop, run_step("map", lambda: _plans(scop, options, target), show_plans), target)
+
+
+def _lower_plans(scop: Scop, plans: Sequence[KernelPlan], target: GpuTarget) -> Module:
+    function = scop.function
+    buffers = {t.name: _make_buffer(t) for t in function.tensors}
     kernels: list[Kernel] = []
     sites: list[CheckSite] = []
     contracted: set[str] = set()
@@ -187,6 +243,13 @@ def _lower_function(
         kernels.append(kernel)
         contracted |= promoted
     return _make_module(function, buffers, contracted, kernels, sites)
+
+
+def _make_buffer(t: Tensor) -> Buffer:
+    dynamic = tuple(d for d, name in enumerate(t.extent_variables) if name is not None)
+    shape = tuple(0 if d in dynamic else n for d, n in enumerate(t.shape))
+    held = (t.stride_variables, t.extent_variables) if dynamic or any(t.stride_variables) else ((), ())
+    return Buffer(t.name, Type(t.dtype), shape, t.strides, dynamic=dynamic, stride_variables=held[0], extent_variables=held[1])
 
 
 def _find_register_temporaries(
@@ -209,4 +272,15 @@ def _make_module(
         buffers[t.name] for t in function.tensors if t.role is Role.TEMPORARY and t.name not in contracted
     )
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
-    return Module(function.name, arguments, temporaries, tuple(kernels), tuple(sites), written)
+    parameters = _list_parameters(function, (*arguments, *temporaries))
+    return Module(
+        function.name, arguments, temporaries, tuple(kernels), tuple(sites), written, parameters=parameters
+    )
+
+
+def _list_parameters(function: BoundFunction, buffers: Sequence[Buffer]) -> tuple[Parameter, ...]:
+    """The variables that extents of indices, and extents and strides of buffers, are read from."""
+    extents = [i.variable for s in function.statements for i in s.indices if i.variable]
+    extents += [v for b in buffers for v in b.extent_variables if v is not None]
+    strides = [v for b in buffers for v in b.stride_variables if v is not None]
+    return (*(Parameter(v) for v in dict.fromkeys(extents)), *(Parameter(v, None) for v in dict.fromkeys(strides)))

@@ -49,12 +49,16 @@ def _without_single_terms(s: BoundStatement) -> BoundStatement:
 
 
 def _find_merge_candidates(function: BoundFunction) -> frozenset[Candidate]:
-    """A set of dimension pairs to merge together, at most one per tensor; empty if none can be merged."""
+    """A set of dimension pairs to merge together, at most one per tensor; empty if none can be merged.
+
+    Dimensions stay apart whose extents or strides only a call tells.
+    """
     candidates = {
         (t.name, q)
         for t in function.tensors
         for q in range(len(t.shape) - 1)
         if t.strides[q] == t.strides[q + 1] * t.shape[q + 1] and t.shape[q] and t.shape[q + 1]
+        if not any(t.extent_variables[q : q + 2] + t.stride_variables[q : q + 2])
     }
     while True:
         refused = {c for s in function.statements for c in _refused_candidates(function, s, candidates)}
@@ -161,7 +165,14 @@ def _merge_dimensions(function: BoundFunction, candidates: frozenset[Candidate])
 
 def _merged_tensor(t: Tensor, q: int) -> Tensor:
     shape = (*t.shape[:q], t.shape[q] * t.shape[q + 1], *t.shape[q + 2 :])
-    return replace(t, shape=shape, strides=(*t.strides[:q], *t.strides[q + 1 :]))
+    extents, strides = ((*held[:q], *held[q + 1 :]) for held in (t.extent_variables, t.stride_variables))
+    return replace(
+        t,
+        shape=shape,
+        strides=(*t.strides[:q], *t.strides[q + 1 :]),
+        extent_variables=extents,
+        stride_variables=strides,
+    )
 
 
 def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundStatement:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import prod
 
+from ....core.errors import CannotLower
 from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
@@ -25,6 +26,8 @@ def check_kernels(
     Consecutive checks that depend on no other check share a kernel, because a launch costs more than a few checks.
     """
     found = [(s, c) for s in statements if all(i.extent for i in s.indices) for c in dict.fromkeys(s.checks)]
+    if any(i.variable for s, c in found for i in _find_used_indices(s, c)):
+        raise CannotLower("subscripts that are data are checked")
     numbered = [(site, s, c) for site, (s, c) in enumerate(found, first_site)]
     kernels = []
     for _, run in groupby(numbered, key=lambda n: -1 if _is_direct(n[2]) else n[0]):

@@ -7,13 +7,13 @@ the previous one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ....loop_ir import build, linear_forms
 from ....loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, WAIT_ASYNC
-from ....loop_ir.nodes import Block, Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Ramp, Space, Stmt, Store
-from ....loop_ir.rewrite import map_expr, map_stmt, substitute_stmt, walk_stmts
+from ....loop_ir.nodes import Block, Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Ramp, Space, Stmt, Store, Var
+from ....loop_ir.rewrite import map_expr, map_stmt, substitute_stmt, walk_expr, walk_stmts
 from ....machine import GPU_ASYNC_COPY_BYTES
 from ..promote.promote_shared import shared_bytes_of
 
@@ -27,10 +27,13 @@ class LoopStage:
     buffers: tuple[Buffer, ...]
 
 
-def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stmt, tuple[Buffer, ...]]:
+def double_buffer(
+    body: Stmt, buffers: Sequence[Buffer], room: int, parameters: Collection[str] = ()
+) -> tuple[Stmt, tuple[Buffer, ...]]:
     """`body` with its loops over staged tiles pipelined, and `buffers` with those of the tiles doubled.
 
-    room: the remaining bytes of shared memory. Nothing changes if several loops fill one buffer.
+    room: the remaining bytes of shared memory. parameters: the variables that a call gives; loops up to them may run
+    not at all. Nothing changes if several loops fill one buffer.
     """
     doubled: dict[str, Buffer] = {}
     again = False
@@ -46,7 +49,8 @@ def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stm
             return s
         room -= more
         doubled.update({b.name: _double_extent(b) for b in stage.buffers})
-        return _pipeline_loop(s, stage, doubled)
+        may_be_empty = any(isinstance(e, Var) and e.name in parameters for e in walk_expr(s.stop))
+        return _pipeline_loop(s, stage, doubled, may_be_empty=may_be_empty)
 
     new = on_stmt(body)
     if again or not doubled:
@@ -95,7 +99,7 @@ def _double_extent(b: Buffer) -> Buffer:
     return replace(b, shape=(2, *b.shape), strides=(half, *b.strides))
 
 
-def _pipeline_loop(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer]) -> Stmt:
+def _pipeline_loop(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer], *, may_be_empty: bool) -> Stmt:
     here = build.var(loop.var)
     after = build.add(here, loop.step)
     turn = build.div(build.sub(here, loop.start), loop.step)
@@ -108,6 +112,8 @@ def _pipeline_loop(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer]) -> 
     uses = [_in_half(u, doubled, build.mod(turn, 2)) for u in stage.use]
     body = build.block(Invoke(WAIT_ASYNC, (), (0,)), Invoke(BARRIER, ()), ahead, *uses)
     first = build.block(Invoke(BARRIER, ()), *fill_half(loop.start, build.const(0)))
+    if may_be_empty:
+        first = build.when(build.lt(loop.start, loop.stop), first)
     return build.block(first, replace(loop, body=body))
 
 
