@@ -1,8 +1,8 @@
 """The compiler of GPU kernels for any number of rows: kernels with parameters, whose grids a launch computes.
 
 The def is bound to two typical numbers of rows along each axis. The first decides the mapping. In the polyhedral
-mapper, extents of rows are parameters of isl's sets, so the loops and their guards are right for all their values, as is
-proved of the order of all accesses. Both bindings must give the same code, so no typical number is left in it.
+mapper, extents of rows are parameters of isl's sets, so loops and their guards are right for all their values; the order
+of all accesses is proved for them. Both bindings must give the same code, so no typical number is left in it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import Any
 
 from ..codegen.gpu import cuda_printer, opencl_printer
 from ..core import knobs
-from ..core.errors import ArgumentError, CannotLower, InternalError
-from ..core.internal_names import internal_name
+from ..core.errors import CannotLower, InternalError
 from ..loop_ir import build
 from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.nodes import Buffer, Expr, Module, Parameter
 from ..loop_ir.redirection import Redirect
-from ..loop_ir.row_blocks import first_row_variable, rows_variable
+from ..loop_ir.row_blocks import rows_variable
 from ..loop_ir.show import format_program
 from ..loop_ir.verify import verify
 from ..options import GpuOptions, TileOptions
@@ -205,7 +204,7 @@ def open_functions(problem: GpuRangeProblem, context: GpuPassContext) -> tuple[B
     ):
         raise CannotGeneralize(name, "products on tensor cores are made for exact sizes")
     own = {mine.name: t.name for t, mine in zip(problem.bind_typical(0).tensors, plain[0].tensors, strict=True)}
-    axes = make_open_axes(problem.axes, TYPICAL_ROWS, dict(enumerate(map(rows_variable, range(len(problem.axes))))))
+    axes = make_open_axes(problem.axes, TYPICAL_ROWS, rows_variable)
 
     def open_strides(t: Tensor) -> list[int]:
         if t.role is not Role.TEMPORARY:

@@ -485,7 +485,7 @@ class Launch:
     counts: tuple[BlockCount | None, ...] = ()
 
     def at(self, values: Mapping[str, int]) -> Launch:
-        """The launch of a call, whose `values` of the parameters are given by name. A grid of no blocks runs nothing."""
+        """The launch of a call with these values of the parameters. A grid of no blocks runs nothing."""
         if not self.counts:
             return self
         x, y, z = (n if c is None else c.of(values) for n, c in zip(self.grid, self.counts, strict=True))

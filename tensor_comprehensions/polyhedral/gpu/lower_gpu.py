@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...core.decisions import close_book
+from ...core.errors import CannotLower
 from ...core.internal_names import internal_name
 from ...core.pass_steps import run_step
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Parameter, Type
@@ -53,9 +54,7 @@ def lower_gpu(
         return _lower_function(function, options, target, collapsed=collapsed)
 
 
-def lower_gpu_range(
-    functions: Sequence[BoundFunction], options: MappingOptions | None, target: GpuTarget
-) -> Module:
+def lower_gpu_range(functions: Sequence[BoundFunction], options: MappingOptions | None, target: GpuTarget) -> Module:
     """The module for all values of the variables of a def (legalized).
 
     The mapping is chosen for the first of `functions`, which have different typical extents. A number in the code that
@@ -249,7 +248,9 @@ def _make_buffer(t: Tensor) -> Buffer:
     dynamic = tuple(d for d, name in enumerate(t.extent_variables) if name is not None)
     shape = tuple(0 if d in dynamic else n for d, n in enumerate(t.shape))
     held = (t.stride_variables, t.extent_variables) if dynamic or any(t.stride_variables) else ((), ())
-    return Buffer(t.name, Type(t.dtype), shape, t.strides, dynamic=dynamic, stride_variables=held[0], extent_variables=held[1])
+    return Buffer(
+        t.name, Type(t.dtype), shape, t.strides, dynamic=dynamic, stride_variables=held[0], extent_variables=held[1]
+    )
 
 
 def _find_register_temporaries(
@@ -273,9 +274,7 @@ def _make_module(
     )
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
     parameters = _list_parameters(function, (*arguments, *temporaries))
-    return Module(
-        function.name, arguments, temporaries, tuple(kernels), tuple(sites), written, parameters=parameters
-    )
+    return Module(function.name, arguments, temporaries, tuple(kernels), tuple(sites), written, parameters=parameters)
 
 
 def _list_parameters(function: BoundFunction, buffers: Sequence[Buffer]) -> tuple[Parameter, ...]:

@@ -177,8 +177,8 @@ class _ArgumentBlock:
 
     Attributes:
         addresses: the addresses of a call, to be filled in.
-        launches: for each kernel that has blocks its position, its launch parameters before the stream, and the address of its array
-            of pointers to addresses and values of parameters.
+        launches: for each kernel that has blocks its position, its launch parameters before the stream, and the address
+            of its array of pointers to addresses and values of parameters.
         maps: the tensor maps of all kernels, each with the index of its tensor's address.
     """
 

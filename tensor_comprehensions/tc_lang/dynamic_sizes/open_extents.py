@@ -6,7 +6,7 @@ numbers are extents of rows shows in a second binding, to other numbers: these d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...core.internal_names import internal_name
@@ -120,9 +120,11 @@ def _without_extents(f: BoundFunction) -> BoundFunction:
     )
 
 
-def make_open_axes(axes: Sequence[Rows], counts: Sequence[Sequence[int]], variables: Mapping[int, str]) -> list[OpenAxis]:
-    """The axes with the numbers of rows of each binding in `counts`. variables: hold the number of rows, by axis."""
+def make_open_axes(
+    axes: Sequence[Rows], counts: Sequence[Sequence[int]], variable: Callable[[int], str]
+) -> list[OpenAxis]:
+    """The axes with the numbers of rows of each binding in `counts`. variable: of an axis, which holds its rows."""
     return [
-        OpenAxis(rows, tuple(found[n] for found in counts), variables[n], windows_variable(n))
+        OpenAxis(rows, tuple(found[n] for found in counts), variable(n), windows_variable(n))
         for n, rows in enumerate(axes)
     ]

@@ -369,7 +369,7 @@ def _format_tile_label(plan: KernelPlan, k: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoopCount:
-    """How often a loop runs: `number` times; or, if `variable` is given, once for each `step` elements of its extent."""
+    """How often a loop runs: `number` times, or with a `variable` once for each `step` elements of its extent."""
 
     number: int
     variable: str = ""
@@ -382,9 +382,7 @@ class LoopCount:
         return f"0 <= {name} and {self.step}*{name} < {isl_parameter(self.variable)}"
 
 
-def _in_loops(
-    plan: KernelPlan, children: tuple[Child | Collective, ...], inner: Sequence[LoopCount]
-) -> SequenceNode:
+def _in_loops(plan: KernelPlan, children: tuple[Child | Collective, ...], inner: Sequence[LoopCount]) -> SequenceNode:
     """The sequence of `children`, with the values of the loops around it: tile loops, then the loops `inner`."""
     tiles = (
         LoopCount(n, plan.variables[k] if plan.is_open(k) else "", plan.sizes[k]) for k, n in enumerate(plan.tiles)

@@ -49,8 +49,10 @@ def double_buffer(
             return s
         room -= more
         doubled.update({b.name: _double_extent(b) for b in stage.buffers})
-        may_be_empty = any(isinstance(e, Var) and e.name in parameters for e in walk_expr(s.stop))
-        return _pipeline_loop(s, stage, doubled, may_be_empty=may_be_empty)
+        pipelined = _pipeline_loop(s, stage, doubled)
+        if any(isinstance(e, Var) and e.name in parameters for e in walk_expr(s.stop)):
+            return build.when(build.lt(s.start, s.stop), pipelined)
+        return pipelined
 
     new = on_stmt(body)
     if again or not doubled:
@@ -99,7 +101,7 @@ def _double_extent(b: Buffer) -> Buffer:
     return replace(b, shape=(2, *b.shape), strides=(half, *b.strides))
 
 
-def _pipeline_loop(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer], *, may_be_empty: bool) -> Stmt:
+def _pipeline_loop(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer]) -> Stmt:
     here = build.var(loop.var)
     after = build.add(here, loop.step)
     turn = build.div(build.sub(here, loop.start), loop.step)
@@ -112,8 +114,6 @@ def _pipeline_loop(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer], *, 
     uses = [_in_half(u, doubled, build.mod(turn, 2)) for u in stage.use]
     body = build.block(Invoke(WAIT_ASYNC, (), (0,)), Invoke(BARRIER, ()), ahead, *uses)
     first = build.block(Invoke(BARRIER, ()), *fill_half(loop.start, build.const(0)))
-    if may_be_empty:
-        first = build.when(build.lt(loop.start, loop.stop), first)
     return build.block(first, replace(loop, body=body))
 
 

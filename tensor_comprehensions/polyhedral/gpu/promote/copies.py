@@ -20,8 +20,8 @@ from ....loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind
 from ....lower_expr import LoweringScope, lower_subscript
 from ....machine import GPU_VECTOR_BYTES
 from ....tc_lang import ir as tc
-from ..emit.isl_to_expr import IslExprBuilder, launch_identifiers
 from ...scop.isl_affine import isl_parameter
+from ..emit.isl_to_expr import IslExprBuilder, launch_identifiers
 from .footprint import OUT, Box, IndirectAccess, ReferenceGroup
 from .references import coordinate_name, coordinates_by_name
 
@@ -120,16 +120,16 @@ def in_bounds_map(space: isl.Space, tensor: Buffer) -> isl.Map:
     """The pairs of `space`, `[c] -> T[x]`, whose elements are in bounds of a tensor."""
     result = isl.Map.universe(space)
     for d in range(len(tensor.shape)):
-        result = _bound_dimension(result, d, tensor)
+        result = _bound_dimension(result, d, tensor, d)
     return result
 
 
-def _bound_dimension(pairs: isl.Map, d: int, tensor: Buffer) -> isl.Map:
-    """The `pairs` whose elements are in bounds of a dimension."""
-    ctx, variable = pairs.get_ctx(), tensor.extent_variable(d)
+def _bound_dimension(pairs: isl.Map, d: int, tensor: Buffer, dimension: int) -> isl.Map:
+    """The `pairs` whose coordinate `d` is in bounds of a dimension of a tensor."""
+    ctx, variable = pairs.get_ctx(), tensor.extent_variable(dimension)
     pairs = pairs.lower_bound_val(OUT, d, isl.Val(0, ctx))
     if variable is None:
-        return pairs.upper_bound_val(OUT, d, isl.Val(tensor.shape[d] - 1, ctx))
+        return pairs.upper_bound_val(OUT, d, isl.Val(tensor.shape[dimension] - 1, ctx))
     name = isl_parameter(variable)
     if pairs.find_dim_by_name(isl.dim_type.param, name) < 0:
         count = pairs.dim(isl.dim_type.param)
@@ -177,7 +177,7 @@ def _whole_rows(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map) -> boo
     """Whether `only` has either all or none of the last dimension for all other coordinates in the box."""
     d = len(box.sides) - 1
     rows = only.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, only.get_tuple_id(OUT))
-    rows = _bound_dimension(rows, d, tensor)
+    rows = _bound_dimension(rows, d, tensor, len(tensor.shape) - 1)
     return bool(box.relation.intersect_domain(points).intersect(rows).is_subset(only))
 
 
