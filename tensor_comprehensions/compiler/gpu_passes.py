@@ -219,8 +219,9 @@ class CompiledGpuKernel(CompiledBase):
         return GpuPassContext(self.options, self.target, self.aligned)
 
     def argument_places(self) -> list[int]:
-        """For each of `arguments`, its position among the tensors of `bound` that are no temporaries."""
-        names = [t.name for t in canonicalize(self.bound).tensors if t.role is not Role.TEMPORARY]
+        """For each of `arguments`, its position among the inputs followed by the outputs."""
+        bound = canonicalize(self.bound)
+        names = [*(t.name for t in bound.tensors if t.role is Role.INPUT), *bound.returns]
         return [names.index(b.name) for b in self.arguments]
 
     @property

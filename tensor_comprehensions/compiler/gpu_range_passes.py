@@ -1,8 +1,8 @@
 """The compiler of GPU kernels for any number of rows: kernels with parameters, whose grids a launch computes.
 
 The def is bound to two typical numbers of rows along each axis. The first decides the mapping. In the polyhedral
-mapper, extents of rows are parameters of isl's sets, so loops and their guards are right for all their values; the order
-of all accesses is proved for them. Both bindings must give the same code, so no typical number is left in it.
+mapper, extents of rows are parameters of isl's sets, so loops and their guards are right for all values. The order
+of accesses is proved for them. Both bindings must give the same code, so no typical number is left in it.
 """
 
 from __future__ import annotations
