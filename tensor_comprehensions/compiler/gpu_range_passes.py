@@ -26,7 +26,7 @@ from ..loop_ir.verify import verify
 from ..options import GpuOptions, TileOptions
 from ..runtime.cuda.disassembler import disassemble
 from ..target import GpuTarget
-from ..tc_lang.dynamic_sizes.open_extents import make_open_axes, open_extents, windows_variable
+from ..tc_lang.dynamic_sizes.open_extents import make_open_axes, open_extents, stride_variable, windows_variable
 from ..tc_lang.dynamic_sizes.row_stages import base_tensor
 from ..tc_lang.dynamic_sizes.rows import CannotGeneralize, Rows, list_dynamic_sizes, list_row_operands
 from ..tc_lang.ir import BoundFunction, Role, Tensor
@@ -94,7 +94,7 @@ class CompiledGpuRangeKernel(CompiledGpuKernel):
             values[rows_variable(n)] = max(0, count - rows.reach + rows.step) // rows.step
             values[windows_variable(n)] = max(0, rows.step * (values[rows_variable(n)] - 1) + rows.reach)
         for buffer, given in zip(self.arguments, strides, strict=True):
-            values |= {name: given[d] for d, name in enumerate(buffer.stride_variables) if name is not None}
+            values |= {stride_variable(buffer.name, d): stride for d, stride in enumerate(given)}
         for buffer in self.temporaries:
             values |= _packed_strides(buffer, values)
         return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...core.decisions import close_book
@@ -16,6 +16,7 @@ from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Role, Tensor
 from ..cpu.lower import split_initialization
 from ..schedule.fusion import (
+    APART,
     FusionGroup,
     FusionObjection,
     ObjectionFn,
@@ -71,7 +72,7 @@ def lower_gpu_range(functions: Sequence[BoundFunction], options: MappingOptions 
         scop, plans = _plan_function(first, options, target)
         module = _lower_plans(scop, plans, target)
         for other in others:
-            scop, again = _plan_function(other, options, target, tuple(p.options for p in plans))
+            scop, again = _plan_function(other, options, target, plans)
             if _lower_plans(scop, again, target) != module:
                 raise CannotLower("other extents are computed by other code")
     return module
@@ -88,19 +89,26 @@ def _plan_function(
     function: BoundFunction,
     options: MappingOptions | None,
     target: GpuTarget,
-    chosen: tuple[MappingOptions, ...] | None = None,
+    like: Sequence[KernelPlan] | None = None,
 ) -> tuple[Scop, tuple[KernelPlan, ...]]:
-    """The plans of a def. chosen: the options of each kernel; None chooses them.
+    """The plans of a def. like: plans for other extents, whose choices these repeat; None chooses.
 
-    Raises CannotLower if there are more or fewer kernels than `chosen`.
+    Raises CannotLower if the same statements cannot be one kernel.
     """
     scop = _scop(function, options, target)
-    if chosen is None:
+    if like is None:
         return scop, _plans(scop, options, target)
-    groups = _make_fusion_groups(scop, options, target)
-    if len(groups) != len(chosen):
+    names = [{n.name for n in p.group.nodes} for p in like]
+
+    def is_one_kernel(*groups: FusionGroup) -> bool:
+        nodes = {n.name for g in groups for n in g.nodes}
+        return any(nodes <= together for together in names)
+
+    groups = _fuse_groups(scop, "preserve3", lambda before, alone, joined: None if is_one_kernel(joined) else APART)
+    groups = _fuse_neighbors(groups, is_one_kernel)
+    if [{n.name for n in g.nodes} for g in groups] != names:
         raise CannotLower("other extents are computed by other kernels")
-    return scop, tuple(plan_kernel(scop, g, o) for g, o in zip(groups, chosen, strict=True))
+    return scop, tuple(plan_kernel(scop, g, p.options) for g, p in zip(groups, like, strict=True))
 
 
 def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bool = False) -> float:
@@ -168,24 +176,30 @@ def _make_fusion_groups(scop: Scop, options: MappingOptions | None, target: GpuT
         return object_to_fusion(scop, target, before, alone, joined)
 
     fusion = options.outer_fusion if options is not None else "preserve3"
-    with close_book():  # groups may still change: decisions are recorded below
-        groups = partition_statements(scop, fusion, object_to)
-    if fusion != "min":
-        groups = _chain_groups(scop, groups, object_to if fusion == "preserve3" else lambda *_: None)
-        groups = groups if options is not None else _fuse_launch_bound_neighbors(scop, groups, target)
+    groups = _fuse_groups(scop, fusion, object_to)
+    if fusion != "min" and options is None:  # into one kernel if they take hardly longer than a launch
+        groups = _fuse_neighbors(groups, lambda *neighbors: is_launch_bound(scop, target, *neighbors))
     record_groups(scop, groups, fusion, object_to)
     return groups
 
 
-def _fuse_launch_bound_neighbors(
-    scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget
+def _fuse_groups(scop: Scop, fusion: str, object_to: ObjectionFn) -> tuple[FusionGroup, ...]:
+    with close_book():  # groups may still change: decisions are recorded later
+        groups = partition_statements(scop, fusion, object_to)
+    return groups if fusion == "min" else _chain_groups(scop, groups, object_to if fusion == "preserve3" else _agree)
+
+
+def _agree(*_: FusionGroup) -> None:
+    """No objection to fusing."""
+
+
+def _fuse_neighbors(
+    groups: Sequence[FusionGroup], should_fuse: Callable[[FusionGroup, FusionGroup], bool]
 ) -> tuple[FusionGroup, ...]:
-    """Fuse consecutive independent groups into one kernel if they take hardly longer than a launch."""
+    """Fuse consecutive independent groups into one kernel."""
     found: list[FusionGroup] = []
     for group in groups:
-        whole = (
-            fuse_independent(found[-1], group) if found and is_launch_bound(scop, target, found[-1], group) else None
-        )
+        whole = fuse_independent(found[-1], group) if found and should_fuse(found[-1], group) else None
         if whole is not None:
             found[-1] = whole
         else:

@@ -24,6 +24,11 @@ def windows_variable(level: int) -> str:
     return internal_name("windows", *[level] * bool(level))
 
 
+def stride_variable(tensor: str, dimension: int) -> str:
+    """The variable that holds the stride of a dimension of a tensor, if only a call tells it."""
+    return internal_name(tensor, "stride", dimension)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenAxis:
     """An axis of a def that is bound to different numbers of rows. counts: these numbers.
@@ -88,7 +93,7 @@ def _open_tensors(tensors: Sequence[Tensor], axes: Sequence[OpenAxis], open_stri
     found = []
     for t in tensors:
         given = set(open_strides(replace(t, extent_variables=extents)))
-        strides = tuple(internal_name(t.name, "stride", d) if d in given else None for d in range(len(t.shape)))
+        strides = tuple(stride_variable(t.name, d) if d in given else None for d in range(len(t.shape)))
         numbers = tuple(ODD_STRIDE + 2 * d if d in given else n for d, n in enumerate(t.strides))
         variables = strides if given else ()
         found.append(replace(t, strides=numbers, extent_variables=extents, stride_variables=variables))
