@@ -82,6 +82,10 @@ class CompiledGpuRangeKernel(CompiledGpuKernel):
         return self.problem.axes
 
     @property
+    def typical_bound(self) -> BoundFunction:
+        return self.problem.bind_typical(0)
+
+    @property
     def dynamic_sizes(self) -> tuple[str, ...]:
         """The sizes that may have any value."""
         return list_dynamic_sizes(self.axes)
@@ -236,7 +240,7 @@ def _without_row_operands(problem: GpuRangeProblem, module: Module) -> Module:
 
 
 def _with_names(k: CompiledGpuRangeKernel, module: Module) -> Module:
-    return with_original_names(module, k.problem.bind_typical(0))
+    return with_original_names(module, k.typical_bound)
 
 
 def _format_schedule(k: CompiledGpuRangeKernel) -> str:

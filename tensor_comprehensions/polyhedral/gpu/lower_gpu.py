@@ -135,7 +135,7 @@ def _format_plans(scop: Scop, plans: Sequence[KernelPlan], *, with_options: bool
     for plan in plans:
         launch = plan.launch
         sides = zip(launch.grid, launch.counts or launch.grid, strict=True)
-        blocks = " x ".join(str(n if count is None else count) for n, count in sides)
+        blocks = " x ".join(str(count or n) for n, count in sides)
         lines.append(f"kernel: {blocks} blocks of {_format_sizes(launch.block)} threads")
         if with_options:
             lines.append(f"  chosen: {plan.options}")
