@@ -7,9 +7,11 @@ of accesses is proved for them. Both bindings must give the same code, so no typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from functools import cached_property
+from itertools import count
+from math import isqrt, prod
 from time import perf_counter
 from typing import Any
 
@@ -39,11 +41,14 @@ from .cpu_passes import Pass, check_sites_of, log_compilation, run_passes, with_
 from .gpu_passes import CompiledGpuKernel, GpuPassContext, check_limits
 from .row_strides import GIVEN, PACKED, StrideClasses
 
-TYPICAL_ROWS = ((1031, 1033, 1039, 1049, 1051, 1061), (2053, 2063, 2069, 2081, 2083, 2087))
-"""Numbers of rows along each axis of both bindings: primes, so that no tile divides them, larger than any block."""
+TYPICAL_ROWS = 4096
+"""About how many rows of first dimensions the mapping is chosen for: enough to fill a GPU."""
+TYPICAL_LENGTH = 1025
+"""The same for other dimensions. It is the least for both: with fewer than the threads of a block, a mapping would
+have no loop over them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuRangeProblem:
     """A def to compile for any number of rows on a GPU.
 
@@ -51,16 +56,33 @@ class GpuRangeProblem:
         axes: its rows, outermost first. row: the def for a single one along each.
         make: returns the def for numbers of rows, with the strides of the call where these are numbers.
         strides: of each tensor with rows, by name: numbers, `PACKED` and `GIVEN`.
+        typical: about how many rows most calls have; 0 if that is not known.
     """
 
     axes: tuple[Rows, ...]
     row: BoundFunction
     make: Callable[[tuple[int, ...]], BoundFunction]
     strides: StrideClasses
+    typical: int = 0
+
+    @cached_property
+    def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Two typical numbers of rows along each axis. They are distinct primes, so that no tile divides them."""
+        found: list[int] = []
+        for factor in (1, 2):
+            for rows in self.axes:
+                usual = TYPICAL_LENGTH if any(place for _, place in rows.places) else TYPICAL_ROWS
+                found.append(_next_prime(factor * max(TYPICAL_LENGTH, self.typical or usual), found))
+        return tuple(found[: len(self.axes)]), tuple(found[len(self.axes) :])
 
     def bind_typical(self, number: int) -> BoundFunction:
         """The def for one of the two typical numbers of rows along each axis, 0 or 1."""
-        return self.make(TYPICAL_ROWS[number][: len(self.axes)])
+        return self.make(self.counts[number])
+
+
+def _next_prime(least: int, taken: Collection[int]) -> int:
+    """The first prime from `least` on that is not `taken`."""
+    return next(n for n in count(least) if n not in taken and all(n % d for d in range(2, isqrt(n) + 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,16 +221,14 @@ def open_functions(problem: GpuRangeProblem, context: GpuPassContext) -> tuple[B
     Raises CannotGeneralize if these are not all that depends on the numbers, or if some of it is for tensor cores.
     """
     name = list_dynamic_sizes(problem.axes)[0]
-    if len(problem.axes) > len(TYPICAL_ROWS[0]):
-        raise CannotGeneralize(name, f"it is one of more than {len(TYPICAL_ROWS[0])} axes")
-    plain = [canonicalize(b, b.name) for b in map(problem.bind_typical, range(len(TYPICAL_ROWS)))]
+    plain = [canonicalize(b, b.name) for b in map(problem.bind_typical, range(len(problem.counts)))]
     legal = [legalize(b) for b in plain]
     if isinstance(context.options, TileOptions) or (
         context.options is None and gpu_passes.prefers_tensor_cores(legal[0], context.target)
     ):
         raise CannotGeneralize(name, "products on tensor cores are made for exact sizes")
     own = {mine.name: t.name for t, mine in zip(problem.bind_typical(0).tensors, plain[0].tensors, strict=True)}
-    axes = make_open_axes(problem.axes, TYPICAL_ROWS, rows_variable)
+    axes = make_open_axes(problem.axes, problem.counts, rows_variable)
 
     def open_strides(t: Tensor) -> list[int]:
         if t.role is not Role.TEMPORARY:

@@ -69,7 +69,7 @@ def load_or_compile_gpu_range(
     """
     row = wanted.make(function, (1,) * len(wanted.axes))
     problem = gpu_range_passes.GpuRangeProblem(
-        wanted.axes, row, partial(wanted.make_block, function), wanted.classes(function)
+        wanted.axes, row, partial(wanted.make_block, function), wanted.classes(function), wanted.typical
     )
     store = current_store()
     key = None

@@ -6,7 +6,7 @@ Invariant: an invalid call is refused before any launch.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,7 +180,6 @@ class GpuKernelTable:
             return None
         if options is not None:
             check_gpu_options(options, wanted)
-        key = replace(key, typical=0)
         found = self.range_plan(key, options, wanted, aligned=aligned)
         return None if found is None else PlanForSizes(found, key)
 

@@ -1,0 +1,85 @@
+"""The conformance programs with every set of their sizes dynamic on GPUs, by the emulator and the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import CASES, Case
+
+# isort: split
+from test_dynamic import COUNTS, INTERPRETED, _make_arguments, _name, _rows_of, _sets
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.api import Op
+from tensor_comprehensions.compiler.gpu_range_passes import CompiledGpuRangeKernel
+from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
+from tensor_comprehensions.runtime.emulate import emulator
+from tests.helpers.gpu_range_kernels import check_emulator, check_interpreter, compile_ranged
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down"),
+    pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"),
+]
+LARGE = 2503
+"""A size larger than those that kernels are mapped for, and a prime."""
+CASES_WITH_SIZES = [c for c in CASES if c.error is None and "(" in c.source]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("case", CASES_WITH_SIZES, ids=lambda c: c.id)
+def test_any_size(case: Case) -> None:
+    for op, rows in _dynamic_ops(case):
+        inputs, initial = _make_arguments(case, op, {})
+        kernel = compile_ranged(op, inputs, initial)
+        if kernel is not None:
+            assert isinstance(kernel.compiled, CompiledGpuRangeKernel)
+            assert kernel.compiled.dynamic_sizes == rows
+            check_emulator(op, kernel, inputs, initial)
+            _check_counts(case, op, kernel)
+
+
+def _dynamic_ops(case: Case) -> list[tuple[Op, tuple[str, ...]]]:
+    """The operator for each set of its sizes that can be parameters, with these sizes."""
+    try:
+        names = tc.define(case.source)[_name(case)].function.sizes
+    except tc.TCError:
+        return []
+    found: dict[tuple[str, ...], Op] = {}
+    for dynamic in _sets(names):
+        op = tc.define(case.source, dynamic=set(dynamic))[_name(case)]
+        found.setdefault(_rows_of(op, *_make_arguments(case, op, {}), dynamic), op)
+    return [(op, rows) for rows, op in found.items() if rows]
+
+
+def _check_counts(case: Case, op: Op, kernel: GpuKernel) -> None:
+    compiled = kernel.compiled
+    assert isinstance(compiled, CompiledGpuRangeKernel)
+    rows = compiled.dynamic_sizes
+    counts = (*COUNTS, LARGE) if len(rows) == 1 else COUNTS
+    for n, count in enumerate(counts):
+        sizes = {name: counts[(n + 2 * k) % len(counts)] if k else count for k, name in enumerate(rows)}
+        sizes |= {  # of windows
+            x.original_sizes[-1]: max(0, x.step * (sizes[x.original_sizes[-1]] - 1) + x.reach)
+            for x in compiled.axes
+            if x.windowed
+        }
+        inputs, initial = _make_arguments(case, op, sizes)
+        check_emulator(op, kernel, inputs, initial)
+        if count in INTERPRETED and not _has_halves(inputs):
+            check_interpreter(op, compiled, inputs, initial)
+
+
+def _has_halves(inputs: list[Any]) -> bool:
+    return any(a.dtype == np.float16 for a in inputs if isinstance(a, np.ndarray))
+
+
+def test_all_programs_whose_sizes_are_parameters_have_kernels_for_gpus() -> None:
+    """The analysis of rows decides which sizes are parameters; the mapper has to follow it."""
+    refused = []
+    for case in CASES_WITH_SIZES[::4]:
+        for op, rows in _dynamic_ops(case):
+            if compile_ranged(op, *_make_arguments(case, op, {})) is None:
+                refused.append((case.id, rows))
+    assert not refused
