@@ -241,13 +241,14 @@ class CompiledGpuKernel(CompiledBase):
     @property
     def resources(self) -> dict[str, int]:
         """The resources of a call: kernels, bytes of temporaries, and of the largest kernel threads and shared memory.
+        Temporaries whose size only a call tells are not counted.
 
         If NVRTC is installed, also registers, and bytes of local memory and of spills, of the worst kernel.
         """
         kernels = self.code.kernels
         found = {
             "kernels": len(kernels),
-            "temporary_bytes": sum(b.bytes for b in self.temporaries),
+            "temporary_bytes": sum(b.bytes for b in self.temporaries if not b.dynamic),
             "source_bytes": len(self.code.source),
             "threads": max((prod(k.launch.block) for k in kernels), default=0),
             "shared_bytes": max((k.shared + k.dynamic for k in kernels), default=0),

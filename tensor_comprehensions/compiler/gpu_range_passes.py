@@ -148,12 +148,6 @@ class CompiledGpuRangeKernel(CompiledGpuKernel):
         )
         return "\n".join(("", text.strip("\n"), "", *about))
 
-    @property
-    def resources(self) -> dict[str, int]:
-        """As for a kernel of exact sizes; temporaries whose size a call tells count 0 bytes."""
-        exact = replace(self, temporaries=tuple(b for b in self.temporaries if not b.dynamic))
-        return CompiledGpuKernel.resources.fget(exact)  # type: ignore[attr-defined,no-any-return]
-
 
 def _packed_strides(b: Buffer, values: Mapping[str, int]) -> dict[str, int]:
     """The strides of a temporary that are variables, given the extents."""

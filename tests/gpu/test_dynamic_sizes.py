@@ -19,13 +19,18 @@ from tensor_comprehensions.api import Op
 from tensor_comprehensions.cli.main import main
 from tensor_comprehensions.codegen.gpu import opencl_printer
 from tensor_comprehensions.compiler.gpu_range_passes import CompiledGpuRangeKernel
+from tensor_comprehensions.core.errors import CannotLower
+from tensor_comprehensions.dispatch.call_steps import Arguments, shapes_of
 from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
 from tensor_comprehensions.loop_ir.nodes import BlockCount, Launch, Module
 from tensor_comprehensions.options import MappingOptions
+from tensor_comprehensions.polyhedral.gpu.lower_gpu import lower_gpu_range
 from tensor_comprehensions.runtime import opencl
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
+from tensor_comprehensions.tc_lang.binding.bind import bind
+from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 from ..helpers.fake_cuda import FakeCuda, fake
 from ..helpers.gpu_range_kernels import check_emulator, check_interpreter, compile_ranged
@@ -151,6 +156,20 @@ def test_subscripts_that_are_data_are_checked_for_any_number_of_rows() -> None:
                 kernel.emulate(table, words)
 
 
+def test_sizes_beyond_the_parameters_stay_exact() -> None:
+    """Together, sizes are an extent, too."""
+    op = op_of("def f(int8(A,B) x) -> (y) { y(a,b) = x(a,b) }", "A", "B")
+    large = torch.empty_strided((1 << 16, (1 << 14) + 1), ((1 << 14) + 1, 1), dtype=torch.int8, device="meta")
+    table = op._kernels.gpu
+    sizes = shapes_of(op.function, Arguments((large,), (), None))
+    strides = (tuple(large.stride()),)
+    key = op._kernels.find_range_key(sizes, (large,), strides, (), has_exact_options=False, is_call=False)
+    assert key is not None
+    assert not table._fits_parameters(key, sizes, (large,))
+    few = shapes_of(op.function, Arguments((large[:3],), (), None))
+    assert table._fits_parameters(key, few, (large[:3],))
+
+
 def test_products_on_tensor_cores_stay_exact(caplog: pytest.LogCaptureFixture) -> None:
     op = op_of("def f(half(M,K) a, half(K,N) b) -> (c) { c(m,n) +=! a(m,k) * b(k,n) }", "M")
     half = torch.ones(2048, 2048, dtype=torch.float16)
@@ -214,6 +233,20 @@ def test_the_command_line_shows_them(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert ".rows" in capsys.readouterr().out
     file.write_text("def f(float(N,D) x) -> (o) { o(d) = x(N-1,d) }")
     assert main(["show", str(file), "--target", "cuda:sm_90", "--sizes", "N=*,D=300"]) == 2
+
+
+def test_numbers_that_stay_in_the_code_are_refused() -> None:
+    """Two bindings to different sizes whose extents are no variables have different code."""
+    functions = [legalize(bind(op_of(SCALE).function, {"N": n, "D": 64}, {})) for n in (1031, 2053)]
+    with pytest.raises(CannotLower, match="other extents are computed by other code"):
+        lower_gpu_range(functions, None, parse_gpu_target("cuda:sm_90"))
+
+
+def test_a_kernel_for_any_number_of_rows_is_explained() -> None:
+    kernel, _ = ranged(op_of(SOFTMAX, "N"), torch.ones(5, 100))
+    text = str(kernel.explain())
+    assert "min(" in text
+    assert ".rows" in text
 
 
 @needs_compiler

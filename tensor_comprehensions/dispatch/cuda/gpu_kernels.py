@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,12 +177,18 @@ class GpuKernelTable:
             tensors, strides = tensors[:inputs], strides[:inputs]
         exact = (sizes, strides, options, wanted)
         key = self.kernels.find_range_key(sizes, tensors, strides, exact, has_exact_options=is_exact, is_call=is_call)
-        if key is None or max(n for x in tensors for n in (0, *x.shape)) > MOST_EXTENT:
+        if key is None or not self._fits_parameters(key, sizes, tensors):
             return None
         if options is not None:
             check_gpu_options(options, wanted)
         found = self.range_plan(key, options, wanted, aligned=aligned)
         return None if found is None else PlanForSizes(found, key)
+
+    def _fits_parameters(self, key: RangeKey, sizes: ArgumentShapes, tensors: Sequence[Tensor]) -> bool:
+        """Whether all extents of a call are at most `MOST_EXTENT`, also those of several sizes together."""
+        values = sizes_of(self.call_signature, sizes)
+        rows = (prod(values[name] for name in axis.original_sizes) for axis in key.axes)
+        return max((*rows, *(n for x in tensors for n in x.shape))) <= MOST_EXTENT
 
     def range_plan(
         self, key: RangeKey, options: GpuOptions | None, wanted: GpuTarget, *, aligned: bool
