@@ -9,6 +9,7 @@ from math import prod
 
 import islpy as isl
 
+from ....core.errors import CannotLower, InternalError
 from ....core.knobs import current_knobs
 from ....core.pass_steps import run_step
 from ....loop_ir import build
@@ -68,8 +69,7 @@ class KernelLowering:
         launch = self.plan.launch
         levels = kernel_barriers(self.scop, self.plan)
         mapped = kernel_tree(self.plan, collective_names(levels))
-        if current_knobs().verify or self.plan.parameters:  # choices were made for typical extents only
-            check_kernel(self.scop, self.plan, mapped, levels)
+        self.prove(mapped, levels)
         isl_tree, promotion = run_step(f"{name}.promote", lambda: self.promotion(mapped, views.keys(), shared))
         emitter = StatementLowering({**self.buffers, **views, **{b.name: b for b in promotion.buffers}}, sums)
         units = {u.name: with_moved_accesses(u, promotion.ranks) for u in self.plan.units}
@@ -104,6 +104,19 @@ class KernelLowering:
         cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
         kernel = Kernel(name, build.allocate(kept, body), launch, cached, self.choose_resident_blocks(promotion))
         return kernel, promotion.contracted
+
+    def prove(self, mapped: Tree, levels: Sequence[SyncLevel]) -> None:
+        """Prove the tree, if that is asked for, or if choices were made for typical extents but must hold for all.
+
+        Raises CannotLower if it is not right for all extents.
+        """
+        if self.plan.parameters:
+            try:
+                check_kernel(self.scop, self.plan, mapped, levels)
+            except InternalError as fault:
+                raise CannotLower(f"its mapping is not right for all extents: {fault}") from fault
+        elif current_knobs().verify:
+            check_kernel(self.scop, self.plan, mapped, levels)
 
     def promotion(
         self, mapped: Tree, elsewhere: Collection[str], shared: Sequence[Buffer]
