@@ -300,9 +300,7 @@ class Op(KernelDispatcher):
             or isinstance(target, GpuTarget | str)
             or self._kernels.any_cuda(tensors)
         ):
-            if dynamic:
-                raise ArgumentError("kernels for GPUs are for exact sizes", suggestion="leave out dynamic=")
-            return self._compile_for_gpu(tensors, initial, options, target, schedule)
+            return self._compile_for_gpu(tensors, initial, options, target, schedule, dynamic)
         chosen = self._machine.options if options is None else cast("CpuOptions", options)  # `check_machine` checks it
         machine = CompileConfig(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
@@ -345,12 +343,19 @@ class Op(KernelDispatcher):
         return SparseKernel(op, compiled, op.kernels.dense_contractions(compiled.plan.problem.function))
 
     def _compile_for_gpu(
-        self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, schedule: object
+        self,
+        tensors: Sequence[Value],
+        initial: Mapping[str, Value],
+        options: Any,
+        target: Any,
+        schedule: object,
+        dynamic: Dynamic,
     ) -> GpuKernel:
         """The kernel for a GPU."""
         if schedule is not None:
             raise ArgumentError("schedules are for CPUs", suggestion="pass options=MappingOptions(...)")
-        return self._kernels.gpu.compile(tensors, initial, options, target)
+        kernels = self._kernels if dynamic is None else self._kernels.with_dynamic(dynamic)
+        return kernels.gpu.compile(tensors, initial, options, target)
 
     @only_tc_errors
     def autotune(

@@ -21,7 +21,6 @@ import torch
 from ..api import Op, define
 from ..cache.file_format import MAX_PAYLOAD_BYTES
 from ..cache.safe_io import read_bounded
-from ..compiler.compiled_kernel import CompiledRangeKernel
 from ..compiler.cpu_passes import KINDS
 from ..compiler.gpu_passes import GPU_KINDS
 from ..core.errors import ArgumentError, TCError
@@ -147,14 +146,15 @@ def _parse_sizes_option(options: argparse.Namespace) -> tuple[dict[str, float], 
     return values | dict.fromkeys(sorted(every), EXAMPLE_ROWS), every
 
 
-def _compile(op: Op, options: argparse.Namespace) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The CPU kernel, random inputs, and initial values for it."""
+def _compile(op: Op, options: argparse.Namespace, target: str | None = None) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The kernel for the CPU, or for a GPU as `target`; random inputs, and initial values for it."""
     values, every = _parse_sizes_option(options)
     arguments, initial = _draw_arguments(op, values)
+    how: dict[str, Any] = {"options": _make_cpu_options(options)} if target is None else {"target": target}
     if not every:
-        return op.compile(*arguments, options=_make_cpu_options(options), **initial), arguments, initial
-    kernel = op.compile(*arguments, options=_make_cpu_options(options), dynamic=every, **initial)
-    if not isinstance(kernel.compiled, CompiledRangeKernel) or every - set(kernel.compiled.dynamic_sizes):
+        return op.compile(*arguments, **how, **initial), arguments, initial
+    kernel = op.compile(*arguments, **how, dynamic=every, **initial)
+    if every - set(getattr(kernel.compiled, "dynamic_sizes", ())):
         names = " and ".join(sorted(every))
         raise ArgumentError(f"no kernel of {op} is for all values of {names}", suggestion="TC_LOGS=cache says why")
     return kernel, arguments, initial
@@ -165,13 +165,9 @@ def _compile(op: Op, options: argparse.Namespace) -> tuple[Any, list[Any], dict[
 
 def _show(options: argparse.Namespace) -> int:
     op = _op(options)
-    if options.target is None:
-        kernel, _, _ = _compile(op, options)
-        kinds = tuple(kind for kind in DEFAULT_KINDS if kind in kernel.compiled.source_kinds())
-    else:
-        kinds = DEFAULT_GPU_KINDS
-        arguments, initial = _draw_arguments(op, parse_sizes(options.sizes))
-        kernel = op.compile(*arguments, target=options.target, **initial)
+    kernel, _, _ = _compile(op, options, options.target)
+    default = DEFAULT_KINDS if options.target is None else DEFAULT_GPU_KINDS
+    kinds = tuple(kind for kind in default if kind in kernel.compiled.source_kinds())
     kinds = tuple(options.emit or kinds)
     for kind in kinds:
         text = kernel.source(kind)

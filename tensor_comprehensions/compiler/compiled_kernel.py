@@ -72,6 +72,11 @@ class CompiledBase(ABC):
         """The resources of a call: kernels, bytes of temporaries, and so on."""
 
     @property
+    def typical_bound(self) -> BoundFunction:
+        """The def with the sizes, or those typical of a range, for which choices were made."""
+        return self.bound
+
+    @property
     def compile_seconds(self) -> float:
         return sum(seconds for _, seconds in self.seconds)
 
@@ -205,6 +210,10 @@ class CompiledRangeKernel(CompiledCpuKernel):
     sizes: tuple[tuple[BlockSize, ...], ...]
     make: Callable[[tuple[int, ...]], BoundFunction]
     strides: Mapping[str, tuple[int, ...]]
+
+    @property
+    def typical_bound(self) -> BoundFunction:
+        return self.make(tuple(axis[0].rows for axis in self.sizes))
 
     @property
     def has_open_loops(self) -> bool:

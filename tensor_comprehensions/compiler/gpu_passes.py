@@ -31,7 +31,7 @@ from ..runtime.cuda.disassembler import disassemble
 from ..runtime.cuda.nvrtc import Cubin
 from ..structured.match.product_matching import has_narrow_products
 from ..target import GpuTarget
-from ..tc_lang.ir import BoundFunction
+from ..tc_lang.ir import BoundFunction, Role
 from ..tc_lang.syntax.printer import format_ranges
 from ..tc_lang.transforms.canonical_bound import canonicalize
 from ..tc_lang.transforms.legalize import legalize
@@ -59,7 +59,7 @@ class GpuPassContext:
     tensor_cores: bool = True
 
 
-def _import_polyhedral_mapper() -> Any:
+def import_polyhedral_mapper() -> Any:
     """The polyhedral mapper, imported when something is mapped."""
     from ..polyhedral.gpu import lower_gpu
 
@@ -79,7 +79,7 @@ def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
         get_logger("schedule").debug("%s: on tensor cores: %s", bound.name, "; ".join(map(str, divided.regions)))
     try:
         module: Module = (
-            _import_polyhedral_mapper().lower_gpu(bound, context.options, context.target)
+            import_polyhedral_mapper().lower_gpu(bound, context.options, context.target)
             if divided is None
             else _tile_lowering().lower_divided(divided, context.target)
         )
@@ -115,7 +115,7 @@ def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
         _record_tensor_cores(divided, None)
         return divided
     with close_book():  # only an estimate, not a decision to record
-        mapped = _import_polyhedral_mapper().estimate_cycles(bound, context.target)
+        mapped = import_polyhedral_mapper().estimate_cycles(bound, context.target)
     _record_tensor_cores(divided, mapped)
     return divided if divided.cycles < MAX_TENSOR_CORE_CYCLES_RATIO * mapped else None
 
@@ -223,6 +223,12 @@ class CompiledGpuKernel(CompiledBase):
     def context(self) -> GpuPassContext:
         return GpuPassContext(self.options, self.target, self.aligned)
 
+    def argument_places(self) -> list[int]:
+        """For each of `arguments`, its position among the inputs followed by the outputs."""
+        bound = canonicalize(self.bound)
+        names = [*(t.name for t in bound.tensors if t.role is Role.INPUT), *bound.returns]
+        return [names.index(b.name) for b in self.arguments]
+
     @property
     def header(self) -> str:
         """The content of the comment at the start of a text."""
@@ -241,12 +247,14 @@ class CompiledGpuKernel(CompiledBase):
     def resources(self) -> dict[str, int]:
         """The kernels and bytes of temporaries of a call, and the most threads and shared memory of a kernel's block.
 
+        Temporaries whose size only a call knows are not counted.
+
         If NVRTC is installed, also the `worst_resources`.
         """
         kernels = self.code.kernels
         found = {
             "kernels": len(kernels),
-            "temporary_bytes": sum(b.bytes for b in self.temporaries),
+            "temporary_bytes": sum(b.bytes for b in self.temporaries if not b.dynamic),
             "source_bytes": len(self.code.source),
             "threads": max((prod(k.launch.block) for k in kernels), default=0),
             "shared_bytes": max((k.shared + k.dynamic for k in kernels), default=0),
@@ -288,8 +296,8 @@ def _explain_lowering(k: CompiledGpuKernel) -> str:
     function = legalize(k.bound)
     divided = _divide_products(function, k.context)
     if divided is None:
-        return str(_import_polyhedral_mapper().explain_gpu(function, k.options, k.target))
-    mapped = _import_polyhedral_mapper().estimate_cycles(function, k.target) / k.target.clock * 1e6
+        return str(import_polyhedral_mapper().explain_gpu(function, k.options, k.target))
+    mapped = import_polyhedral_mapper().estimate_cycles(function, k.target) / k.target.clock * 1e6
     return f"without tensor cores: {mapped:.1f} us\n{_tile_lowering().explain_divided(divided, k.target)}"
 
 

@@ -6,7 +6,7 @@ Invariant: each kernel is compiled once, even if several threads need it at the 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from logging import DEBUG
 from typing import TYPE_CHECKING, Any
@@ -197,23 +197,52 @@ class KernelTable:
         is_call: bool,
     ) -> LoadedKernel | None:
         """The kernel for any number of rows; None if this call needs a kernel for exact sizes."""
+        is_exact = options.schedule is not None or options is not machine.options
+        exact = (sizes, strides, options, machine.target)
+        tensors = (*arguments.inputs, *out)
+        key = self.find_range_key(sizes, tensors, strides, exact, has_exact_options=is_exact, is_call=is_call)
+        if key is None:
+            return None
+        made = (key, options, machine.target)
+        return self._range_routes.get(made, lambda: self._make_range(key, options, machine.target))
+
+    def find_range_key(
+        self,
+        sizes: ArgumentShapes,
+        tensors: Sequence[Tensor],
+        strides: tuple[tuple[int, ...], ...],
+        exact: Hashable,
+        *,
+        has_exact_options: bool,
+        is_call: bool,
+    ) -> RangeKey | None:
+        """The key of the kernel for any number of rows that serves a call; None if it needs one for exact sizes.
+
+        Args:
+            tensors: the arguments, and where to write; `strides` are theirs.
+            exact: the key of the exact kernel. A call that had one keeps it when its sizes become parameters.
+            has_exact_options: whether its options were chosen for these sizes only.
+            is_call: as for `find_or_make_kernel`.
+        """
         if not self.dynamic.may_be_dynamic:
             return None
-        if options.schedule is not None or options is not machine.options:
+        if has_exact_options:
             get_logger("cache").debug("%s: its options are for exactly these sizes", self.function.name)
             return None
         values = sizes_of(self.call_signature, sizes)
-        exact = (sizes, strides, options, machine.target)
         dynamic = self.dynamic.note(values, is_call=is_call)
         if not dynamic or exact in self._exact:
             if len(self._exact) < LIMIT:
                 self._exact.add(exact)
             return None
-        key = self._ranges.key_of(values, dynamic, (*arguments.inputs, *out), strides)
-        if key is None:
-            return None
-        made = (key, options, machine.target)
-        return self._range_routes.get(made, lambda: self._make_range(key, options, machine.target))
+        return self._ranges.key_of(values, dynamic, tensors, strides)
+
+    def serves(self, key: RangeKey, sizes: ArgumentShapes, tensors: Sequence[Tensor]) -> bool:
+        """Whether the kernel of a key for any number of rows serves a call with these arguments."""
+        names = dict.fromkeys(key.dynamic_sizes, 0)
+        strides = tuple(map(canonical_strides, tensors))
+        found = self._ranges.key_of(sizes_of(self.call_signature, sizes), names, tensors, strides)
+        return found is not None and replace(found, typical=key.typical) == key
 
     def has_several_axes(self, arguments: Arguments) -> bool:
         """Whether the range kernel for calls like this one has several axes.

@@ -132,12 +132,7 @@ def load_or_compile_range(
     strides = wanted.classes(function)
     key = None
     if store.mode != "off":
-        facts = [
-            (numbers, a.sums, a.step, a.reach, *((a.place(t.name), t.name in a.windowed) for t in row.tensors))
-            for a, numbers in wanted.number_sizes()
-        ]
-        classes = [strides.get(t.name) for t in row.tensors]
-        key = kernel_key(function, row, options, target, f"{facts} {classes} typical {wanted.typical}")
+        key = kernel_key(function, row, options, target, wanted.facts(function, row))
     make = partial(wanted.make_block, function)
 
     def compile_it() -> CompiledRangeKernel:

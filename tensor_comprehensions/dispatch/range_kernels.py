@@ -6,9 +6,9 @@ Defs that cannot have range kernels get kernels for exact sizes; `TC_LOGS=cache`
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ else:
 LIMIT = 256
 """Maximum number of combinations of other sizes whose axes are cached."""
 Strides = tuple[tuple[int, ...], ...]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,14 @@ class RangeKey:
     typical: int
     separated: tuple[str, ...] = ()
 
+    @property
+    def dynamic_sizes(self) -> tuple[str, ...]:
+        """The sizes that are parameters."""
+        return row_analysis.list_dynamic_sizes(self.axes)
+
     def number_sizes(self) -> list[tuple[Rows, tuple[int, ...]]]:
         """(axis, positions of its sizes in the list of dynamic sizes) for each axis."""
-        names = row_analysis.list_dynamic_sizes(self.axes)
+        names = self.dynamic_sizes
         return [(rows, tuple(map(names.index, rows.original_sizes))) for rows in self.axes]
 
     def make(self, function: Function, counts: Sequence[int]) -> BoundFunction:
@@ -99,6 +105,15 @@ class RangeKey:
         given = self._map_strides(function)
         taken = [t for t in bound.tensors if t.role is not Role.TEMPORARY and self._dynamic_dimensions(t.name)]
         return {t.name: given[t.name] if t.name in given else self._own_classes(t) for t in taken}
+
+    def facts(self, function: Function, row: BoundFunction) -> str:
+        """What its rows are, for the key of a kernel in the cache. row: the def for a single row along each axis."""
+        facts = [
+            (numbers, a.sums, a.step, a.reach, *((a.place(t.name), t.name in a.windowed) for t in row.tensors))
+            for a, numbers in self.number_sizes()
+        ]
+        strides = self.classes(function)
+        return f"{facts} {[strides.get(t.name) for t in row.tensors]} typical {self.typical}"
 
     def make_block(self, function: Function, counts: Sequence[int]) -> BoundFunction:
         """Bind the def to a block of `counts` rows; row counts that values depend on become operands."""
@@ -197,8 +212,15 @@ def compile_range_kernel(
     """The range kernel of a key, from the cache or compiled now; None if the def cannot have one."""
     from . import persistent_kernel_cache
 
+    return make_if_general(
+        function, lambda: persistent_kernel_cache.load_or_compile_range(function, key, options, target)
+    )
+
+
+def make_if_general(function: Function, make: Callable[[], K]) -> K | None:
+    """The kernel for any number of rows that `make` makes; None, with the reason in the log, if there is none."""
     try:
-        return persistent_kernel_cache.load_or_compile_range(function, key, options, target)
+        return make()
     except (CannotGeneralize, TCError) as reason:  # the call with its own sizes reports the mistake
         get_logger("cache").debug("%s: made for these sizes only: %s", function.name, reason)
         return None

@@ -144,18 +144,19 @@ def _atom_lines(kernel: Kernel) -> Iterator[str]:
 def _launch_lines(kernel: Kernel, registers: int, target: GpuTarget) -> Iterator[str]:
     launch = kernel.launch
     assert launch is not None
-    grid, block = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.block))
+    blocks = (count or n for n, count in zip(launch.grid, launch.counts or launch.grid, strict=True))
+    grid, block = (" x ".join(map(str, sizes)) for sizes in (blocks, launch.block))
     shared = sum(b.bytes for b in shared_buffers(kernel.body))
     clusters = f" in clusters of {launch.cluster}" if launch.cluster > 1 else ""
     yield f"{grid} blocks of {block} threads{clusters}, {format_bytes(shared)} of shared memory"
     limits = target.resident_block_limits(prod(launch.block), registers, shared)
     limit = min(limits, key=lambda name: limits[name])
-    blocks = limits[limit]
-    used = 100 * blocks * prod(launch.block) / target.threads_per_sm
+    together = limits[limit]
+    used = 100 * together * prod(launch.block) / target.threads_per_sm
     known = "" if registers else " (registers are not known without NVRTC)"
-    yield f"{blocks} blocks on a processor at once, {used:.0f} % of its threads; limited by {limit}{known}"
-    room = blocks * target.num_sms
-    if room:
+    yield f"{together} blocks on a processor at once, {used:.0f} % of its threads; limited by {limit}{known}"
+    room = together * target.num_sms
+    if room and not launch.counts:
         yield f"{prod(launch.grid) / room:.2f} times the blocks that {target.num_sms} processors hold at once"
 
 

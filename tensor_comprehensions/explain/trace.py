@@ -144,7 +144,7 @@ def _declared_buffers(m: Module, lines: Sequence[Line]) -> Iterator[Buffer]:
 def trace_compilation(compiled: CompiledBase, last: str) -> Trace:
     """Rerun the passes of `compiled` up to `last`."""
     is_range = isinstance(compiled, CompiledRangeKernel)
-    bound = compiled.make(tuple(axis[0].rows for axis in compiled.sizes)) if is_range else compiled.bound  # type: ignore[attr-defined]
+    bound = compiled.typical_bound
     with close_book():
         context = compiled.context
     with translate_errors(bound), open_book() as book:

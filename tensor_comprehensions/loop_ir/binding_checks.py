@@ -12,6 +12,7 @@ def check_bindings(module: Module) -> None:
     scope = {b.name for b in (*module.arguments, *module.temporaries)}
     if len(scope) < len(module.arguments) + len(module.temporaries):
         raise InternalError(f"{module.name}: two buffers have one name")
+    scope |= {p.name for p in module.parameters}
     if len({k.name for k in module.kernels}) < len(module.kernels):
         raise InternalError(f"{module.name}: two kernels have one name")
     for kernel in module.kernels:

@@ -7,8 +7,8 @@ are immutable, compare by value, and their `repr` evaluates back to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
 
@@ -45,6 +45,8 @@ class Buffer:
     """A named array. `type` is that of one element (a vector type only in registers); strides count elements.
 
     dynamic: the dimensions whose extents the caller's array, or the `Allocate`, determines. They are 0 in `shape`.
+    extent_variables: for each dimension, the parameter of the module that holds the extent, or None; () if all are
+    None, as where the array or the `Allocate` tells it. Only dynamic dimensions have one.
     stride_variables: for each dimension, the int64 variable that holds the stride, or None; () if all are None. The
     number in `strides` is then only typical.
     swizzle: (bits, base, shift) of a SHARED buffer: the element at offset x by the strides is stored at
@@ -59,6 +61,7 @@ class Buffer:
     dynamic: tuple[int, ...] = ()
     swizzle: tuple[int, int, int] | None = None
     stride_variables: tuple[str | None, ...] = ()
+    extent_variables: tuple[str | None, ...] = ()
 
     @property
     def span(self) -> int:
@@ -79,6 +82,25 @@ class Buffer:
     def stride_variable(self, dimension: int) -> str | None:
         """The variable that holds the stride of a dimension, or None if the stride is a number."""
         return self.stride_variables[dimension] if self.stride_variables else None
+
+    def extent_variable(self, dimension: int) -> str | None:
+        """The parameter that holds the extent of a dimension, or None if it is a number or the caller's."""
+        return self.extent_variables[dimension] if self.extent_variables else None
+
+    def at(self, values: Mapping[str, int]) -> Buffer:
+        """The buffer with numbers in place of parameters, whose `values` are given by name."""
+        if not (self.extent_variables or self.stride_variables):
+            return self
+        extents = {d: values[name] for d, name in enumerate(self.extent_variables) if name is not None}
+        strides = {d: values[name] for d, name in enumerate(self.stride_variables) if name is not None}
+        return replace(
+            self,
+            shape=tuple(extents.get(d, n) for d, n in enumerate(self.shape)),
+            strides=tuple(strides.get(d, n) for d, n in enumerate(self.strides)),
+            dynamic=tuple(d for d in self.dynamic if d not in extents),
+            stride_variables=(),
+            extent_variables=(),
+        )
 
     @property
     def bytes(self) -> int:
@@ -428,16 +450,46 @@ THREAD = ("thread.x", "thread.y", "thread.z")
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCount:
+    """How many blocks a launch has along one side of its grid: `min(most, ceil(parameter / tile))`, which may be 0.
+
+    parameter: the parameter of the module that holds the extent. tile: the elements of it that a block takes at once.
+    """
+
+    parameter: str
+    tile: int
+    most: int
+
+    def __str__(self) -> str:
+        count = f"ceil({self.parameter} / {self.tile})" if self.tile > 1 else self.parameter
+        return f"min({self.most}, {count})"
+
+    def of(self, values: Mapping[str, int]) -> int:
+        """The number of blocks for these values of the parameters."""
+        return min(self.most, -(-values[self.parameter] // self.tile))
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """The blocks of the grid of a kernel, and the threads of each block: along x, y, z.
 
     cluster: the number of consecutive blocks along x that run at the same time and can access each other's shared
     memory.
+    counts: for each side of the grid, how a call computes the blocks, or None where they are a number; () if all are
+    numbers. `grid` then has the most blocks that a call may have.
     """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: int = 1
+    counts: tuple[BlockCount | None, ...] = ()
+
+    def at(self, values: Mapping[str, int]) -> Launch:
+        """The launch of a call with these values of the parameters. A grid of no blocks runs nothing."""
+        if not self.counts:
+            return self
+        x, y, z = (n if c is None else c.of(values) for n, c in zip(self.grid, self.counts, strict=True))
+        return Launch((x, y, z), self.block, self.cluster)
 
     def ranges(self) -> Iterator[tuple[str, int]]:
         """Each variable of `BLOCK` and `THREAD` with its extent."""
@@ -506,12 +558,28 @@ class CheckSite:
     origin: int = 0
 
 
+MOST_EXTENT = 1 << 30
+"""The largest extent for which kernels of a range of sizes are made, so that most of their indices have 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An int64 variable of a module, which is an extent, or a stride. most: its greatest value; None: there is none.
+
+    It is at least 0.
+    """
+
+    name: str
+    most: int | None = MOST_EXTENT
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
     """Kernels launched in order on `arguments` (GLOBAL buffers of the caller) and `temporaries` (of the library).
 
     The addresses of `arguments`, then of `temporaries`, in order, are the calling convention of every target.
-    Temporaries are not dynamic.
+    Temporaries are dynamic only where parameters hold their extents.
+    parameters: variables that are defined in all kernels; a call gives their values.
     """
 
     name: str
@@ -521,3 +589,4 @@ class Module:
     sites: tuple[CheckSite, ...] = ()
     written: tuple[str, ...] = ()  # names of the arguments that kernels may write
     partial: frozenset[str] = frozenset()  # temporaries with meaningless elements, which may be read but not used
+    parameters: tuple[Parameter, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .nodes import Buffer, Expr, Invoke, Load, Stmt, Store, Var, Window
+from .nodes import Buffer, Expr, Invoke, Load, Stmt, Store, Window
 from .rewrite import map_expr, map_stmt, used_values, walk_stmts
 
 
@@ -27,10 +27,10 @@ def accessed_buffers(s: Stmt) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Replaces buffers, and loads of scalar buffers by variables; both are given by name."""
+    """Replaces buffers, and loads of scalar buffers by expressions; both are given by name."""
 
     buffers: Mapping[str, Buffer]
-    scalars: Mapping[str, Var]
+    scalars: Mapping[str, Expr]
 
     def expr(self, e: Expr) -> Expr:
         if isinstance(e, Load) and e.buffer.name in self.scalars:

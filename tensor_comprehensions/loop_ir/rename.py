@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from ..core.internal_names import SEPARATOR, internal_name
-from .nodes import Allocate, Buffer, Expr, Invoke, Kernel, Let, Load, Loop, Module, Stmt, Store, Var, Window
+from .nodes import Allocate, Buffer, Expr, Invoke, Kernel, Launch, Let, Load, Loop, Module, Stmt, Store, Var, Window
 from .rewrite import map_expr, map_stmt
 
 Names = Mapping[str, str]
@@ -21,8 +21,11 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
     """
     renaming = _Renaming(spell)
     outer: Names = {}
+    parameters = {p.name for p in module.parameters}
+    for name in parameters:
+        outer = renaming.bind(name, outer)
     for b in (*module.arguments, *module.temporaries):
-        for name in (b.name, *(v for v in b.stride_variables if v is not None)):
+        for name in (b.name, *(v for v in b.stride_variables if v is not None and v not in parameters)):
             outer = renaming.bind(name, outer)
 
     def kernel(k: Kernel) -> Kernel:
@@ -31,6 +34,7 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
             k,
             name=SEPARATOR.join((function, *k.name.split(SEPARATOR)[1:])),
             body=renaming.statement(k.body, inner),
+            launch=None if k.launch is None else _rename_counts(k.launch, outer),
             readonly=tuple(outer.get(name, name) for name in k.readonly),
             maps=tuple(
                 replace(m, name=outer.get(m.name, m.name), buffer=renaming.buffer(m.buffer, outer)) for m in k.maps
@@ -45,7 +49,14 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
         kernels=tuple(map(kernel, module.kernels)),
         sites=tuple(replace(s, tensor=spell(s.tensor)) for s in module.sites),
         written=tuple(outer[name] for name in module.written),
+        parameters=tuple(replace(p, name=outer[p.name]) for p in module.parameters),
     )
+
+
+def _rename_counts(launch: Launch, names: Names) -> Launch:
+    """`launch` with its parameters renamed."""
+    counts = tuple(None if c is None else replace(c, parameter=names[c.parameter]) for c in launch.counts)
+    return replace(launch, counts=counts) if counts else launch
 
 
 class _Renaming:
@@ -58,7 +69,7 @@ class _Renaming:
         self._spell = spell
         self._replacements: dict[str, str] = {}
         self._expressions: dict[int, Expr] | None = {}
-        self._buffers: dict[tuple[int, str, tuple[str | None, ...]], Buffer] = {}
+        self._buffers: dict[tuple[int, str, tuple[str | None, ...], tuple[str | None, ...]], Buffer] = {}
 
     def bind(self, name: str, names: Names) -> Names:
         """`names` extended with a free replacement for `name`."""
@@ -70,11 +81,13 @@ class _Renaming:
         return {**names, name: found}
 
     def buffer(self, b: Buffer, names: Names) -> Buffer:
-        """`b` with its name and stride variables renamed."""
-        held = tuple(None if v is None else names[v] for v in b.stride_variables)
-        key = (id(b), names[b.name], held)
+        """`b` with its name and variables renamed."""
+        held, extents = (
+            tuple(None if v is None else names[v] for v in known) for known in (b.stride_variables, b.extent_variables)
+        )
+        key = (id(b), names[b.name], held, extents)
         if key not in self._buffers:
-            self._buffers[key] = replace(b, name=names[b.name], stride_variables=held)
+            self._buffers[key] = replace(b, name=names[b.name], stride_variables=held, extent_variables=extents)
         return self._buffers[key]
 
     def expression(self, e: Expr, names: Names) -> Expr:

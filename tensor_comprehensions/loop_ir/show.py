@@ -123,6 +123,8 @@ def _module_lines(m: Module, known: Texts) -> Iterator[Line]:
         yield f"  argument {_format_buffer_declaration(b)}{' written' if b.name in m.written else ''}", None
     for b in m.temporaries:
         yield f"  temporary {_format_buffer_declaration(b)}", None
+    for p in m.parameters:
+        yield f"  parameter {p.name}", None
     for n, site in enumerate(m.sites):
         yield f"  site {n}: dimension {site.dimension} of {site.tensor}, extent {site.extent} from {site.origin}", None
     for kernel in m.kernels:
@@ -132,6 +134,9 @@ def _module_lines(m: Module, known: Texts) -> Iterator[Line]:
 
 def _kernel_lines(kernel: Kernel, known: Texts) -> Iterator[Line]:
     yield f"kernel {kernel.name}:", None
+    if kernel.launch is not None and kernel.launch.counts:
+        blocks = (str(c or n) for n, c in zip(kernel.launch.grid, kernel.launch.counts, strict=True))
+        yield f"  blocks {', '.join(blocks)}", None
     for m in kernel.maps:
         swizzle = f" swizzle {m.swizzle} bytes" if m.swizzle else ""
         sides = "".join(f"[{n}:{s}]" for n, s in m.dimensions)
@@ -140,7 +145,7 @@ def _kernel_lines(kernel: Kernel, known: Texts) -> Iterator[Line]:
 
 
 def _format_buffer_declaration(b: Buffer) -> str:
-    shape = "".join(f"[{'' if n in b.dynamic else extent}]" for n, extent in enumerate(b.shape))
+    shape = "".join(f"[{b.extent_variable(n) or '' if n in b.dynamic else extent}]" for n, extent in enumerate(b.shape))
     strides = "" if b.strides == contiguous_strides(b.shape) else f" strides {b.strides}"
     if any(b.stride_variables):
         strides = f" strides ({', '.join(str(v or s) for v, s in zip(b.stride_variables, b.strides, strict=True))})"

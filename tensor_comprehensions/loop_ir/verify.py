@@ -93,10 +93,14 @@ def verify(module: Module) -> None:
     buffers = (*module.arguments, *module.temporaries)
     _require_unique([b.name for b in buffers], "buffers")
     _require_unique([k.name for k in module.kernels], "kernels")
+    parameters = {p.name for p in module.parameters}
     for b in buffers:
         _require(b.space is Space.GLOBAL and b.type.lanes == 1, f"{b} is no argument or temporary")
         _require_shape(b)
-        _require(not (b.dynamic and b in module.temporaries), f"the temporary {b.name} is dynamic")
+        known = len(b.dynamic) == sum(v is not None for v in b.extent_variables)
+        _require(known or b not in module.temporaries, f"the temporary {b.name} is dynamic")
+        for held in filter(None, (*b.extent_variables, *b.stride_variables)):
+            _require(held in parameters or b not in module.temporaries, f"{held} of {b.name} is no parameter")
     for name in module.written:
         _require(any(b.name == name for b in module.arguments), f"{name} is written but no argument")
     for kernel in module.kernels:
@@ -106,7 +110,7 @@ def verify(module: Module) -> None:
         place = _Place({b.name: b for b in buffers}, {}, BoundsContext.empty(), len(module.sites), lowered)
         for m in kernel.maps:
             _require((fault := tensor_map_fault(m, buffers)) is None, f"the tensor map {m.name}: {fault}")
-        place = replace(place, maps=kernel.maps)
+        place = replace(_bind_parameters(module, place), maps=kernel.maps)
         _require_one_name(kernel)
         _verify_stmt(kernel.body, place if kernel.launch is None else _enter_launch(kernel, place))
 
@@ -129,9 +133,21 @@ def _require_one_name(kernel: Kernel) -> None:
         raise InternalError(f"{name} has windows, and is reached without them")
 
 
+def _bind_parameters(module: Module, place: _Place) -> _Place:
+    """The scope of all kernels of a module, with its parameters and their ranges."""
+    for p in module.parameters:
+        scope = place.scope
+        if p.most is not None:
+            scope = scope.in_loop(Loop(p.name, build.const(0), build.const(p.most + 1), Block(())))
+        place = place.bind(p.name, _INDEX, scope)
+    return place
+
+
 def _enter_launch(kernel: Kernel, place: _Place) -> _Place:
     """The scope of a kernel with a launch; checks the launch and the names of shared buffers."""
     assert kernel.launch is not None
+    for count in filter(None, kernel.launch.counts):
+        _require(count.parameter in place.variables, f"{kernel.name} counts blocks by {count.parameter}")
     place = replace(place, cluster=kernel.launch.cluster)
     for name, extent in kernel.launch.ranges():
         _require(extent >= 1, f"{kernel.name} has {extent} along {name}")
@@ -325,6 +341,9 @@ def _verify_allocation(buffer: Buffer, place: _Place) -> None:
 def _require_shape(buffer: Buffer) -> None:
     _require(len(buffer.shape) == len(buffer.strides), f"{buffer} has other ranks of shape and strides")
     _require(not any(buffer.shape[d] for d in buffer.dynamic), f"{buffer} is dynamic, but has an extent")
+    held = buffer.extent_variables
+    _require(held == () or len(held) == len(buffer.shape), f"{buffer} has other ranks of shape and extent variables")
+    _require(all(d in buffer.dynamic for d, v in enumerate(held) if v), f"{buffer} has an extent that is a variable")
     held = buffer.stride_variables
     _require(held == () or len(held) == len(buffer.shape), f"{buffer} has other ranks of shape and stride variables")
     fault = swizzle_fault(buffer)

@@ -56,10 +56,16 @@ def opencl_device() -> OpenClDevice:
     return OpenClDevice(pyopencl, context, pyopencl.CommandQueue(context))
 
 
-def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
+def run_opencl(
+    code: GpuCode,
+    module: ir.Module,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    parameters: Mapping[str, int] | None = None,
+) -> tuple[int, int]:
     """Build and run the source of `module` on arrays, one per argument by name, which receive the results.
 
     Arrays have the layout of the buffers, with half-precision numbers as their own type or their bits.
+    parameters: the values of the module's parameters.
 
     Returns:
         (0, 0), or the number of a failed check and its value.
@@ -68,7 +74,7 @@ def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray
         ArgumentError: there is no device.
         InternalError: the device's compiler refuses the source, which is quoted.
     """
-    found = opencl_device()
+    found, values = opencl_device(), parameters or {}
     cl, flags = found.opencl, found.opencl.mem_flags
     try:
         with warnings.catch_warnings():
@@ -82,11 +88,14 @@ def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray
         else cl.Buffer(found.context, flags.READ_WRITE, 16)
         for b in module.arguments
     ]
-    memories += [cl.Buffer(found.context, flags.READ_WRITE, max(16, b.bytes)) for b in module.temporaries]
+    memories += [cl.Buffer(found.context, flags.READ_WRITE, max(16, b.at(values).bytes)) for b in module.temporaries]
     status = np.zeros(2, np.int64)
     failed = cl.Buffer(found.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=status)
-    for kernel in code.kernels:
+    for kernel in (k.at(values) for k in code.kernels):
+        if 0 in kernel.launch.grid:
+            continue
         given = [memories[n] for n in kernel.buffers] + ([failed] if kernel.status else [])
+        given += map(np.int64, kernel.values)
         size = tuple(g * b for g, b in zip(kernel.launch.grid, kernel.launch.block, strict=True))
         cl.Kernel(program, kernel.name)(found.queue, size, kernel.launch.block, *given)
     for b, memory in zip(module.arguments, memories, strict=False):

@@ -287,27 +287,42 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a bound function: `strides` in elements; 0-D tensors are scalars."""
+    """A tensor of a bound function: `strides` in elements; 0-D tensors are scalars.
+
+    extent_variables, stride_variables: for each dimension the int64 variable that holds its extent or its stride where
+    only a call tells it, or None; () if all are None. The number is then only typical.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     role: Role
+    extent_variables: tuple[str | None, ...] = field(default=(), repr=False)  # keys of the cache are texts
+    stride_variables: tuple[str | None, ...] = field(default=(), repr=False)
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
 
+    def extent_variable(self, dimension: int) -> str | None:
+        """The variable that holds the extent of a dimension, or None if it is a number."""
+        return self.extent_variables[dimension] if self.extent_variables else None
+
 
 @dataclass(frozen=True, slots=True)
 class BoundIndex:
-    """An index variable with its half-open range of values."""
+    """An index variable with its half-open range of values.
+
+    variable: the int64 variable that holds the number of its values where only a call tells it, else empty. `upper` is
+    then only typical.
+    """
 
     name: str
     lower: int
     upper: int
+    variable: str = field(default="", repr=False)
 
     @property
     def extent(self) -> int:

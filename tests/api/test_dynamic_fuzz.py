@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 import tensor_comprehensions as tc
 from tests.helpers.programs import Program, programs
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, fits_kernel, range_kernels
-from tests.helpers.row_programs import INPUTS, RowProgram, row_programs, window_programs
+from tests.helpers.row_programs import RowProgram, row_arguments, row_programs, window_programs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")
 
@@ -24,10 +22,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds 
 def test_programs_of_rows(program: RowProgram, options: tc.CpuOptions) -> None:
     (op,) = tc.define(program.source, dynamic={"N"}, options=options)
     for n in (5, 0, 1, 67):
-        check_machine_code(op, _arguments(program, n), {})
+        check_machine_code(op, row_arguments(program, n), {})
     (kernel,) = range_kernels(op)
     for n in (1, 11):
-        check_interpreter(op, kernel, _arguments(program, n), {})
+        check_interpreter(op, kernel, row_arguments(program, n), {})
 
 
 @settings(max_examples=8)
@@ -35,10 +33,10 @@ def test_programs_of_rows(program: RowProgram, options: tc.CpuOptions) -> None:
 def test_programs_of_rows_of_any_length(program: RowProgram, dynamic: set[str]) -> None:
     (op,) = tc.define(program.source, dynamic=dynamic)
     for n in (5, 0, 1, 67):
-        check_machine_code(op, _arguments(program, n, dynamic), {})
+        check_machine_code(op, row_arguments(program, n, dynamic), {})
     for kernel in range_kernels(op):
         for n in (1, 11):
-            arguments = _arguments(program, n, dynamic)
+            arguments = row_arguments(program, n, dynamic)
             if fits_kernel(op, kernel, arguments):
                 check_interpreter(op, kernel, arguments, {})
 
@@ -58,14 +56,6 @@ def test_programs_of_windows(program: RowProgram, dynamic: str) -> None:
             if n < 41 and fits_kernel(op, kernel, arrays):
                 check_interpreter(op, kernel, arrays, {})
     assert "N" not in dynamic or all("N" in k.dynamic_sizes for k in range_kernels(op))
-
-
-def _arguments(program: RowProgram, n: int, dynamic: Iterable[str] = ("N",)) -> list[Any]:
-    rng = np.random.default_rng(zlib.crc32(repr((program, n)).encode()))
-    sizes = {"N": 6, **dict(program.sizes)} | {name: n + 2 * k for k, name in enumerate(sorted(dynamic, reverse=True))}
-    shapes = ([sizes[d.upper()] for d in dims] for dims in INPUTS.values())
-    tensors = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
-    return [*tensors, rng.integers(0, sizes["V"], sizes["N"]).astype(np.int32)]
 
 
 def test_a_size_beside_the_rows_is_part_of_the_kernel() -> None:

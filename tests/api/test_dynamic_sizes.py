@@ -129,11 +129,6 @@ def test_what_means_nothing_is_refused(dynamic: Any, message: str) -> None:
         op_of(SCALE).compile(*scale_arguments(2), dynamic=dynamic)
 
 
-def test_kernels_for_gpus_are_for_exact_sizes() -> None:
-    with pytest.raises(tc.ArgumentError, match="kernels for GPUs are for exact sizes"):
-        op_of(SCALE).compile(*scale_arguments(2), dynamic={"N"}, target="cuda:sm_90")
-
-
 def test_the_log_says_why_a_size_is_part_of_kernels(caplog: pytest.LogCaptureFixture) -> None:
     op = op_of("def last(float(N,D) x) -> (o) { o(d) = x(N-1,d) }", {"N"})
     with caplog.at_level("DEBUG", "tensor_comprehensions.cache"):

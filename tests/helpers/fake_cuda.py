@@ -113,22 +113,26 @@ class FakeCuda:
         assert self.context == 100
         assert not extra
         self.launches.append((kernel.name, tuple(dims[:3]), tuple(dims[3:]), dynamic, stream))
-        addresses = read_arguments(parameters, len(kernel.buffers) + kernel.status)
+        addresses = read_arguments(parameters, len(kernel.buffers) + kernel.status + len(kernel.parameters))
+        values = dict(zip(kernel.parameters, addresses[len(addresses) - len(kernel.parameters) :], strict=True))
+        del addresses[len(addresses) - len(values) :]
+        assert kernel.at(values).launch.grid == tuple(dims[:3])
         status = addresses.pop() if kernel.status else 0
         if status and ctypes.c_int64.from_address(status).value:
             return
-        pointers = (ctypes.c_void_p * (len(addresses) + kernel.status + len(kernel.maps))).from_address(parameters)
+        count = len(addresses) + kernel.status + len(values) + len(kernel.maps)
+        pointers = (ctypes.c_void_p * count).from_address(parameters)
         nothing = EmulatedTensor(0, Buffer("nothing", Type(INT8), (0,), (1,)), False)
         memories = [nothing] * (len(made.arguments) + len(made.temporaries))
         everything = (*made.arguments, *made.temporaries)
         for position, address in zip(kernel.buffers, addresses, strict=True):
-            b = everything[position]
+            b = everything[position].at(values)
             b = with_length(b, self.lengths[address]) if b.dynamic else b
             memories[position] = EmulatedTensor(address, b, True)
         for position, place in zip(kernel.mapped, pointers[len(pointers) - len(kernel.maps) :], strict=True):
             address = ctypes.c_uint64.from_address(place or 0).value
             memories[position] = EmulatedTensor(address, everything[position], True)
-        for number, value in enumerate(emulated(memories)):
+        for number, value in enumerate((emulated.at(values) if values else emulated)(memories)):
             if value:
                 ctypes.c_int64.from_address(status + 8 * number).value = value
 
@@ -162,7 +166,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         stand_in.known[made.code.source] = made
         return made
 
+    original_range = gpu_kernel_cache.load_or_compile_gpu_range
+
+    def range_kernel(*arguments: Any, **more: Any) -> CompiledGpuKernel:
+        made = original_range(*arguments, **more)
+        stand_in.known[made.code.source] = made
+        return made
+
     monkeypatch.setattr(gpu_kernel_cache, "load_or_compile_gpu", kernel)
+    monkeypatch.setattr(gpu_kernel_cache, "load_or_compile_gpu_range", range_kernel)
     compile_sparse, launch_on_arrays = sparse_gpu_kernels.compile_sparse_gpu, sparse_gpu_kernels.launch_on_arrays
 
     def sparse_kernel(*arguments: Any) -> CompiledSparseGpuKernel:

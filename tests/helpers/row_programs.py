@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 INPUTS = {"X": "nd", "Z": "ne", "S": "n", "W": "ed", "L": "vd", "G": "d", "H": "e"}
@@ -118,3 +122,12 @@ def window_programs(draw: st.DrawFn, most_statements: int = 3) -> RowProgram:
     declared = f"float(N,D) X, float(N) Y, float({reach}) V"
     body = "\n    ".join(lines)
     return RowProgram(f"def f({declared}) -> ({', '.join(defined)}) {{\n    {body}\n}}", (("reach", reach),))
+
+
+def row_arguments(program: RowProgram, n: int, dynamic: Iterable[str] = ("N",)) -> list[Any]:
+    """Arguments of a program of `row_programs` whose sizes `dynamic` are about `n`."""
+    rng = np.random.default_rng(zlib.crc32(repr((program, n)).encode()))
+    sizes = {"N": 6, **dict(program.sizes)} | {name: n + 2 * k for k, name in enumerate(sorted(dynamic, reverse=True))}
+    shapes = ([sizes[d.upper()] for d in dims] for dims in INPUTS.values())
+    tensors = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+    return [*tensors, rng.integers(0, sizes["V"], sizes["N"]).astype(np.int32)]

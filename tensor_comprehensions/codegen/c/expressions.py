@@ -272,6 +272,8 @@ def _print_element_offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope
     )  # the offset may exceed 32 bits, so products must not be computed in the small type
     for dimension, (index, stride) in enumerate(zip(indices, buffer.strides, strict=True)):
         if (held := buffer.stride_variable(dimension)) is not None:
+            if isinstance(index, ir.Const) and not index.value:
+                continue
             terms.append(f"{print_expr(index, scope).as_operand(PRODUCT)} * {scope.names[held]}")
         elif isinstance(index, ir.Const):
             constant += int(index.value) * stride

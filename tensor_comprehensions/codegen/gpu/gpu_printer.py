@@ -5,8 +5,8 @@ Kernels without a launch run in a single thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...core.errors import CannotLower
@@ -14,7 +14,7 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import INTRINSICS, REGISTER_MOVES, is_asynchronous, is_collective
 from ...loop_ir.passes.lower_warp_ops import scalarize_async_copies
-from ...loop_ir.rewrite import allocated_buffers, used_values, walk_stmts
+from ...loop_ir.rewrite import allocated_buffers, stride_variables, used_values, walk_stmts
 from ...loop_ir.show import LineNumbers
 from ..c.c_printer import collect_words, needed_includes, used_helpers
 from ..c.dialect import CDialect
@@ -38,6 +38,7 @@ class GpuKernelSource:
         buffers: its parameters, as positions in the module's arguments followed by its temporaries.
         status: whether the module's status, two int64 that are initially 0, is the next parameter. A failed check
             stores its site + 1 and the value that it found.
+        parameters: the parameters of the module that it takes next, as int64. values: their values, in a call's code.
         shared: bytes of shared memory that its text declares. dynamic: bytes that the launch must provide.
         arrays, sizes, identifiers: the shared buffers in order, their bytes, and their names in the text.
         local: bytes of the private buffers of each thread.
@@ -57,6 +58,12 @@ class GpuKernelSource:
     local: int
     maps: tuple[ir.TensorMap, ...] = ()
     mapped: tuple[int, ...] = ()
+    parameters: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
+
+    def at(self, values: Mapping[str, int]) -> GpuKernelSource:
+        """The launch of a call, with these values of the module's parameters."""
+        return replace(self, launch=self.launch.at(values), values=tuple(values[p] for p in self.parameters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,10 @@ class GpuCode:
     source: str
     kernels: tuple[GpuKernelSource, ...]
     aligned: bool
+
+    def at(self, values: Mapping[str, int]) -> GpuCode:
+        """The code of a call: its grids, and the values of its parameters, follow from those of the module."""
+        return replace(self, kernels=tuple(k.at(values) for k in self.kernels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +225,12 @@ class _Printer:
         return [n for n, b in enumerate(everything) if b.name in used]
 
     @cached_property
+    def parameters(self) -> list[ir.Parameter]:
+        """The parameters of the module that the kernel uses."""
+        used = {e.name for e in self.values if isinstance(e, ir.Var)} | stride_variables(self.source.body, self.values)
+        return [p for p in self.module.parameters if p.name in used]
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """The padded bytes of each shared buffer."""
         return shared_bytes(self.source.body)
@@ -250,6 +267,7 @@ class _Printer:
             sum(b.bytes for b in allocated_buffers(self.source.body) if b not in arrays),
             self.source.maps,
             tuple(everything.index(m.buffer) for m in self.source.maps),
+            tuple(p.name for p in self.parameters),
         )
 
     def lines(self, name: str) -> Iterator[str]:
@@ -268,6 +286,10 @@ class _Printer:
         yield ") {"
         if self.status and self.position > 0:
             yield f"    if ({scope.names['%status']}[0] != 0) return;"
+        for p in (p for p in self.parameters if p.most is not None):
+            given = scope.names[f"%{p.name}"]
+            identifier, scope = scope.bind_integer(p.name, Interval(0, p.most), f"n_{given}")
+            yield f"    const {self.dialect.c.small} {identifier} = {given};"
         used = {e.name for e in self.values if isinstance(e, ir.Var)}
         for (variable, extent), (wanted, value) in zip(self.launch.ranges(), self.dialect.variables, strict=True):
             if variable in used:
@@ -305,6 +327,9 @@ class _Printer:
             identifier, scope = scope.bind("%status")
             wide = self.dialect.c.types["int64"]
             parameters.append(f"{self.dialect.pointer}{wide} *{self.dialect.c.restrict} {identifier}")
+        for p in self.parameters:
+            identifier, scope = scope.bind(p.name if p.most is None else f"%{p.name}", p.name)
+            parameters.append(f"const {self.dialect.c.types['int64']} {identifier}")
         if self.source.maps and not self.dialect.map:
             raise CannotLower(f"{self.source.name} copies boxes, for which {self.dialect.c.name} has no tensor maps")
         for number in range(len(self.source.maps)):

@@ -6,8 +6,9 @@ the key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ...cache.key import Key, Uncacheable, make_key
 from ...cache.store import current_store
@@ -16,12 +17,20 @@ from ...codegen.gpu.gpu_printer import GpuCode, GpuKernelSource
 from ...compiler.gpu_passes import CompiledGpuKernel, compile_gpu
 from ...core.diagnostics import get_logger
 from ...core.dtypes import DTYPES
-from ...loop_ir.nodes import Buffer, Launch, Space, TensorMap, Type
+from ...core.lazy_import import lazy_module
+from ...loop_ir.nodes import BlockCount, Buffer, Launch, Parameter, Space, TensorMap, Type
 from ...options import GpuOptions
 from ...runtime.cuda.launch import ALIGNMENT
 from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Function
 from ..persistent_kernel_cache import CacheAdapter, deserialize_sites, load_or_make, serialize_sites
+
+if TYPE_CHECKING:
+    from ...compiler import gpu_range_passes
+    from ...compiler.gpu_range_passes import CompiledGpuRangeKernel
+    from ..range_kernels import RangeKey
+else:
+    gpu_range_passes = lazy_module("compiler.gpu_range_passes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +57,71 @@ def load_or_compile_gpu(
     return load_or_make(store, key, recipe)
 
 
+def load_or_compile_gpu_range(
+    function: Function, wanted: RangeKey, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
+) -> CompiledGpuRangeKernel:
+    """The kernel for any number of rows, from the cache or made now.
+
+    aligned: as for `load_or_compile_gpu`.
+
+    Raises:
+        CannotGeneralize: only kernels for exact sizes can serve the def.
+        ArgumentError: `target` has too little of something.
+    """
+    row = wanted.make(function, (1,) * len(wanted.axes))
+    problem = gpu_range_passes.GpuRangeProblem(
+        wanted.axes, row, partial(wanted.make_block, function), wanted.classes(function), wanted.typical
+    )
+    store = current_store()
+    key = None
+    if store.mode != "off":
+        rows = wanted.facts(function, row)
+        key = gpu_kernel_key(function, row, options, target, aligned=aligned, rows=rows)
+    recipe = CacheAdapter(
+        row.name,
+        lambda: gpu_range_passes.compile_gpu_range(problem, function.source, options, target, aligned=aligned),
+        lambda made: (
+            {**_serialize_kernel(made), "parameters": [[p.name, p.most] for p in made.parameters]},
+            made.code.source.encode(),
+        ),
+        lambda code: _deserialize_range(code, function, problem, options, target, aligned),
+    )
+    return load_or_make(store, key, recipe)
+
+
+def _deserialize_range(
+    code: StoredKernel,
+    function: Function,
+    problem: gpu_range_passes.GpuRangeProblem,
+    options: GpuOptions | None,
+    target: GpuTarget,
+    aligned: bool,
+) -> CompiledGpuRangeKernel:
+    exact = _deserialize_kernel(code, function, problem.row, options, target, aligned)
+    parameters = tuple(
+        Parameter(str(name), None if most is None else int(most)) for name, most in code.metadata["parameters"]
+    )
+    parts = {f.name: getattr(exact, f.name) for f in fields(exact)}
+    return gpu_range_passes.CompiledGpuRangeKernel(**parts, problem=problem, parameters=parameters)
+
+
 def gpu_kernel_key(
-    function: Function, bound: BoundFunction, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
+    function: Function,
+    bound: BoundFunction,
+    options: GpuOptions | None,
+    target: GpuTarget,
+    *,
+    aligned: bool,
+    rows: str = "",
 ) -> Key | None:
-    """The key of a kernel's text; None if it is uncacheable, for example because this package's source has changed."""
+    """The key of a kernel's text; None if it is uncacheable, for example because this package's source has changed.
+
+    rows: as for `make_key`.
+    """
     try:
         return make_key(
             function, bound, target, options=options or AutoOptions(), alignment=ALIGNMENT if aligned else 0,
-            flags={"name": bound.name},
+            flags={"name": bound.name}, rows=rows,
         )  # fmt: skip
     except Uncacheable as reason:
         get_logger("cache").debug("%s: has no key: %s", bound.name, reason)
@@ -98,18 +164,23 @@ def _kernel(k: GpuKernelSource) -> list[Any]:
         k.name, k.launch.grid, k.launch.block, k.launch.cluster, k.buffers, k.status, k.shared, k.dynamic,
         list(map(_serialize_buffer, k.arrays)), k.sizes, k.identifiers, k.local,
         [[m.name, _serialize_buffer(m.buffer), m.box, m.swizzle, m.dimensions, m.rounds] for m in k.maps], k.mapped,
+        [None if c is None else [c.parameter, c.tile, c.most] for c in k.launch.counts], k.parameters,
     ]  # fmt: skip
 
 
 def _read_kernel(facts: list[Any]) -> GpuKernelSource:
     name, grid, block, cluster, buffers, status, shared, dynamic, *rest = facts
-    arrays, sizes, identifiers, local, maps, mapped = rest
-    launch = Launch(_read_triple(grid), _read_triple(block), int(cluster))
+    arrays, sizes, identifiers, local, maps, mapped, counts, parameters = rest
+    launch = Launch(_read_triple(grid), _read_triple(block), int(cluster), tuple(map(_read_count, counts)))
     return GpuKernelSource(
         str(name), launch, tuple(map(int, buffers)), bool(status), int(shared), int(dynamic),
         tuple(map(_read_buffer, arrays)), tuple(map(int, sizes)), tuple(map(str, identifiers)), int(local),
-        tuple(map(_read_map, maps)), tuple(map(int, mapped)),
+        tuple(map(_read_map, maps)), tuple(map(int, mapped)), tuple(map(str, parameters)),
     )  # fmt: skip
+
+
+def _read_count(facts: list[Any] | None) -> BlockCount | None:
+    return None if facts is None else BlockCount(str(facts[0]), int(facts[1]), int(facts[2]))
 
 
 def _read_map(facts: list[Any]) -> TensorMap:
@@ -124,11 +195,15 @@ def _read_triple(numbers: list[Any]) -> tuple[int, int, int]:
 
 
 def _serialize_buffer(b: Buffer) -> list[Any]:
-    return [b.name, b.type.dtype.name, b.shape, b.strides, b.space.name, b.swizzle]
+    return [
+        b.name, b.type.dtype.name, b.shape, b.strides, b.space.name, b.swizzle,
+        b.dynamic, b.stride_variables, b.extent_variables,
+    ]  # fmt: skip
 
 
 def _read_buffer(facts: list[Any]) -> Buffer:
-    name, dtype, shape, strides, space, swizzle = facts
+    name, dtype, shape, strides, space, swizzle, dynamic, *variables = facts
     numbers = (tuple(map(int, shape)), tuple(map(int, strides)))
     swizzled = None if swizzle is None else _read_triple(swizzle)
-    return Buffer(str(name), Type(DTYPES[dtype]), *numbers, Space[space], swizzle=swizzled)
+    held = (tuple(None if v is None else str(v) for v in names) for names in variables)
+    return Buffer(str(name), Type(DTYPES[dtype]), *numbers, Space[space], tuple(map(int, dynamic)), swizzled, *held)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...compiler.gpu_passes import CompiledGpuKernel
+from ...compiler.gpu_range_passes import CompiledGpuRangeKernel
 from ...core import knobs
 from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError
 from ...core.single_flight import SingleFlightCache
+from ...loop_ir.nodes import MOST_EXTENT
 from ...options import GpuOptions, MappingOptions, TileOptions, check_gpu_options
 from ...runtime.cuda import launch
 from ...runtime.cuda.launch import Launches
@@ -37,11 +40,13 @@ from ..call_steps import (
     launch_error,
     normalize_arguments,
     shapes_of,
+    sizes_of,
     with_strides,
 )
 from ..compiled_callable import CompiledCallable
 from ..inline_cache import MISS
 from ..kernel_table import KernelTable
+from ..range_kernels import RangeKey, make_if_general
 from ..signatures import format_signature
 from . import gpu_kernel_cache
 from .device_arguments import (
@@ -76,6 +81,14 @@ if TYPE_CHECKING:
 LIMIT = 256
 
 
+@dataclass(frozen=True, slots=True)
+class PlanForSizes:
+    """The plan of a call. key: that of its kernel, if it is for any number of rows."""
+
+    plan: Plan
+    key: RangeKey | None = None
+
+
 @dataclass(slots=True, eq=False)
 class GpuKernelTable:
     """The kernels of one def for GPUs.
@@ -89,6 +102,9 @@ class GpuKernelTable:
 
     kernels: KernelTable
     compiled: SingleFlightCache[Hashable, Plan] = field(default_factory=lambda: SingleFlightCache(LIMIT))
+    ranges: SingleFlightCache[Hashable, CompiledGpuRangeKernel | None] = field(
+        default_factory=lambda: SingleFlightCache(LIMIT)
+    )
     loaded: SingleFlightCache[Hashable, Launches] = field(default_factory=lambda: SingleFlightCache(LIMIT))
     inline_caches: dict[Hashable, GpuInlineCache] = field(default_factory=dict)
     _last: GpuInlineCache | None = None
@@ -130,6 +146,75 @@ class GpuKernelTable:
             return found
         return self.compiled.get((sizes, strides, options, wanted, False), lambda: make_plan_for(False))
 
+    def find_or_make_plan(
+        self,
+        sizes: ArgumentShapes,
+        tensors: Sequence[Tensor],
+        options: GpuOptions | None,
+        wanted: GpuTarget,
+        *,
+        aligned: bool = True,
+        is_call: bool = True,
+    ) -> PlanForSizes:
+        """The plan of a call, for any number of rows where its sizes are parameters.
+
+        tensors: the inputs, and the destinations if the call has some. The other arguments are as for `plan`.
+        """
+        strides = tuple(map(canonical_strides, tensors))
+        ranged = self._find_or_make_range(sizes, tensors, strides, options, wanted, aligned, is_call)
+        return ranged or PlanForSizes(self.plan(sizes, strides, options, wanted, aligned=aligned))
+
+    def _find_or_make_range(
+        self,
+        sizes: ArgumentShapes,
+        tensors: Sequence[Tensor],
+        strides: tuple[Any, ...],
+        options: GpuOptions | None,
+        wanted: GpuTarget,
+        aligned: bool,
+        is_call: bool,
+    ) -> PlanForSizes | None:
+        """The kernel for any number of rows; None if this call needs a kernel for exact sizes."""
+        own = (sizes, strides[: len(self.call_signature.parameters)], wanted)
+        is_exact = (options is None and own in self._tuned) or getattr(options, "match_library_calls", False)
+        inputs = len(self.call_signature.parameters)
+        if all(x.is_contiguous() for x in tensors[inputs:]):  # then outputs are as the kernel allocates them
+            tensors, strides = tensors[:inputs], strides[:inputs]
+        exact = (sizes, strides, options, wanted)
+        key = self.kernels.find_range_key(sizes, tensors, strides, exact, has_exact_options=is_exact, is_call=is_call)
+        if key is None or not self._fits_parameters(key, sizes, tensors):
+            return None
+        if options is not None:
+            check_gpu_options(options, wanted)
+        found = self.range_plan(key, options, wanted, aligned=aligned)
+        return None if found is None else PlanForSizes(found, key)
+
+    def _fits_parameters(self, key: RangeKey, sizes: ArgumentShapes, tensors: Sequence[Tensor]) -> bool:
+        """Whether all extents of a call are at most `MOST_EXTENT`, also those of several sizes together."""
+        values = sizes_of(self.call_signature, sizes)
+        rows = (prod(values[name] for name in axis.original_sizes) for axis in key.axes)
+        return max((*rows, *(n for x in tensors for n in x.shape))) <= MOST_EXTENT
+
+    def range_plan(
+        self, key: RangeKey, options: GpuOptions | None, wanted: GpuTarget, *, aligned: bool
+    ) -> CompiledGpuRangeKernel | None:
+        """The kernel of a key for any number of rows, for tensors at multiples of `ALIGNMENT` or anywhere.
+
+        None if the def cannot have one.
+        """
+        function = self.call_signature.function
+
+        def make(aligned: bool) -> CompiledGpuRangeKernel | None:
+            def load_or_compile() -> CompiledGpuRangeKernel:
+                return gpu_kernel_cache.load_or_compile_gpu_range(function, key, options, wanted, aligned=aligned)
+
+            return make_if_general(function, load_or_compile)
+
+        found = self.ranges.get((key, options, wanted, True), lambda: make(True))
+        if found is None or aligned or not needs_alignment(found):
+            return found
+        return self.ranges.get((key, options, wanted, False), lambda: make(False))
+
     def compile(
         self,
         tensors: Sequence[object],
@@ -150,8 +235,8 @@ class GpuKernelTable:
         else:
             arguments, machine = normalize_arguments(self.call_signature, tensors, initial), resolve_gpu_target(wanted)
         sizes = shapes_without_sync(self.call_signature, arguments, tensors)
-        strides = tuple(map(canonical_strides, arguments.inputs))
-        return GpuKernel(self, self.plan(sizes, strides, options, machine), options)
+        plan = self.find_or_make_plan(sizes, arguments.inputs, options, machine, is_call=False)
+        return GpuKernel(self, plan, options)
 
     def call(
         self,
@@ -216,26 +301,36 @@ class GpuKernelTable:
         """The outputs, written to `wanted`, or to fresh memory if a subscript check may fail."""
         target = launch.device_target(device.index)
 
-        def plan_for(outputs: tuple[Tensor, ...]) -> Plan:
+        def plan_for(outputs: tuple[Tensor, ...]) -> PlanForSizes:
             everything = (*arguments.inputs, *outputs)
-            strides, aligned = tuple(map(canonical_strides, everything)), all(map(is_aligned, everything))
-            return self.plan(sizes, strides, options, target, aligned=aligned)
+            return self.find_or_make_plan(sizes, everything, options, target, aligned=all(map(is_aligned, everything)))
 
         def make_launches(kernel: CompiledGpuKernel) -> Launches:
             return self.loaded.get((kernel, device.index), lambda: load_launches(kernel, device))
 
         outputs = wanted or tuple(empty_output(bound, name, device) for name in bound.returns)
         plan = plan_for(outputs)
-        if wanted and has_bounds_checks(plan):
+        if wanted and has_bounds_checks(plan.plan):
             wanted, outputs = (), tuple(empty_output(bound, name, device) for name in bound.returns)
             plan = plan_for(outputs)
-        launcher = launcher_of(plan, device, (*arguments.inputs, *arguments.initial, *wanted), make_launches)
+        accepted = (*arguments.inputs, *arguments.initial, *wanted)
+        values = self.parameter_values(plan.plan, sizes, (*arguments.inputs, *outputs))
+        launcher = launcher_of(plan.plan, device, accepted, make_launches, bound, values)
         copy_initial_values(bound, arguments, outputs)
         launcher.run(*arguments.inputs, *outputs)
-        if all(kernel.aligned for kernel in kernels_of(plan)):  # else aligned tensors have a better kernel
+        if all(kernel.aligned for kernel in kernels_of(plan.plan)):  # else aligned tensors have a better kernel
             special = tuple(value for _, value in sizes.scalars)
             self._inline_cache_of(device, options).add(launcher, arguments, special, wanted)
         return outputs
+
+    def parameter_values(self, plan: Plan, sizes: ArgumentShapes, tensors: Sequence[Tensor]) -> dict[str, int] | None:
+        """The values of the parameters of a plan in a call; None if it is for exact sizes.
+
+        tensors: the inputs followed by the outputs.
+        """
+        if not isinstance(plan, CompiledGpuRangeKernel):
+            return None
+        return plan.parameter_values(sizes_of(self.call_signature, sizes), [x.stride() for x in tensors])
 
 
 def _as_tuple(result: Any) -> tuple[Tensor, ...]:
@@ -260,8 +355,9 @@ class GpuKernel(CompiledCallable[Plan]):
             installed, also registers of a thread, and bytes of local memory and of spills.
     """
 
-    def __init__(self, kernels: GpuKernelTable, compiled: Plan, options: GpuOptions | None) -> None:
-        self._kernels, self._options = kernels, options
+    def __init__(self, kernels: GpuKernelTable, plan: PlanForSizes, options: GpuOptions | None) -> None:
+        self._kernels, self._options, self._key = kernels, options, plan.key
+        compiled = plan.plan
         self._emulated: SingleFlightCache[CompiledGpuKernel, Emulated] = SingleFlightCache(
             2 * max(1, len(kernels_of(compiled)))
         )
@@ -320,21 +416,34 @@ class GpuKernel(CompiledCallable[Plan]):
         arguments = normalize_arguments(call_signature, tensors, initial)
         sizes = shapes_of(call_signature.function, arguments)
         bound, strides = self._kernels.kernels.bind(sizes), tuple(map(canonical_strides, arguments.inputs))
-        if with_strides(bound, strides) != plan.bound:
+        if not self._accepts(with_strides(bound, strides), sizes, arguments):
             raise _other_sizes(bound.name)
         outputs = tuple(empty_output(bound, name, torch.device("cpu")) for name in bound.returns)
         copy_initial_values(bound, arguments, outputs)
         memories = (*arguments.inputs, *outputs)
         if not all(map(is_aligned, memories)):
-            plan = self._kernels.plan(sizes, strides, self._options, plan.target, aligned=False)
-        bind_steps(plan, torch.device("cpu"), self._emulation)(*memories)
+            plan = self._find_unaligned(sizes, strides, plan)
+        values = self._kernels.parameter_values(plan, sizes, memories)
+        bind_steps(plan, torch.device("cpu"), lambda kernel: self._emulation(kernel, values))(*memories)
         return convert_outputs(outputs, arguments.convert)
 
-    def _emulation(self, kernel: CompiledGpuKernel) -> Step:
+    def _accepts(self, bound: BoundFunction, sizes: ArgumentShapes, arguments: Arguments) -> bool:
+        """Whether the kernel is for these sizes and layouts. bound: the def with them."""
+        if self._key is None:
+            return bound == self.compiled.bound
+        return self._kernels.kernels.serves(self._key, sizes, arguments.inputs)
+
+    def _find_unaligned(self, sizes: ArgumentShapes, strides: tuple[Any, ...], plan: Plan) -> Plan:
+        """The same kernel for tensors that start anywhere."""
+        if self._key is not None:
+            return self._kernels.range_plan(self._key, self._options, plan.target, aligned=False) or plan
+        return self._kernels.plan(sizes, strides, self._options, plan.target, aligned=False)
+
+    def _emulation(self, kernel: CompiledGpuKernel, values: Mapping[str, int] | None) -> Step:
         emulated = self._emulated.get(kernel, lambda: emulator.build_emulated([kernel.code])[0])
 
         def run(*tensors: Tensor) -> None:
-            number, value = run_emulated(kernel, emulated, tensors)
+            number, value = run_emulated(kernel, emulated, tensors, values)
             if number:
                 raise launch_error(self.compiled.bound.name, kernel.sites, number, value)
 

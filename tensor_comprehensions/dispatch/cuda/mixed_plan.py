@@ -17,7 +17,6 @@ from ...runtime.cuda.launch import ALIGNMENT, CudaLauncher, CudaRunner, Launches
 from ...runtime.emulate.emulator import Emulated, EmulatedTensor
 from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Role
-from ...tc_lang.transforms.canonical_bound import canonicalize
 from ..arguments import TYPES
 from ..call_steps import launch_error
 from .device_arguments import empty_output
@@ -129,24 +128,31 @@ def load_launches(kernel: CompiledGpuKernel, device: torch.device) -> Launches:
 
 
 def launcher_of(
-    plan: Plan, device: torch.device, accepted: Sequence[Tensor], loaded: Callable[[CompiledGpuKernel], Launches]
+    plan: Plan,
+    device: torch.device,
+    accepted: Sequence[Tensor],
+    loaded: Callable[[CompiledGpuKernel], Launches],
+    bound: BoundFunction | None = None,
+    values: Mapping[str, int] | None = None,
 ) -> CudaLauncher:
     """A launcher of a plan on the inputs followed by the outputs, for tensors like `accepted`.
 
     loaded: returns the launches of a kernel, as `load_launches` does.
+    bound, values: for a kernel for any number of rows, the def with the sizes of the call, and the values of its
+    parameters; the launcher keeps these and its grids, as does a graph that captures it.
     """
-    bound = plan.bound
+    bound = bound or plan.bound
 
     def step_of(kernel: CompiledGpuKernel) -> Step:
-        names = tensors_of(canonicalize(kernel.bound))
+        launches = loaded(kernel)
 
         def fail(failed: int, value: int) -> BaseException:
             return launch_error(bound.name, kernel.sites, failed, value)
 
         return CudaRunner(
-            loaded(kernel), device,
-            [names.index(b.name) for b in kernel.arguments],
-            [b.bytes for b in kernel.temporaries],
+            launches if values is None else launches.at(values), device,
+            kernel.argument_places(),
+            [b.at(values or {}).bytes for b in kernel.temporaries],
             fail if kernel.sites else None,
         )  # fmt: skip
 
@@ -161,16 +167,23 @@ def launcher_of(
 # --- in the emulator ---------------------------------------------------------------------------------------------
 
 
-def run_emulated(kernel: CompiledGpuKernel, emulated: Emulated, tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """Run the text of a kernel on CPU tensors: its inputs, then its outputs.
+def run_emulated(
+    kernel: CompiledGpuKernel,
+    emulated: Emulated,
+    tensors: Sequence[Tensor],
+    values: Mapping[str, int] | None = None,
+) -> tuple[int, int]:
+    """Run the text of a kernel on CPU tensors: its inputs, then its outputs. values: as for `launcher_of`.
 
     Returns (0, 0), or the number of a failed check and the subscript. Raises as `Emulated`.
     """
-    bound = canonicalize(kernel.bound)
-    roles = {t.name: t.role for t in bound.tensors}
-    given = dict(zip(tensors_of(bound), tensors, strict=True))
-    memories = [EmulatedTensor(given[b.name].data_ptr(), b, roles[b.name] is not Role.OUTPUT) for b in kernel.arguments]
-    rooms = [torch.zeros(b.bytes + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
-    for room, b in zip(rooms, kernel.temporaries, strict=True):
+    roles = [t.role for t in kernel.bound.tensors if t.role is not Role.TEMPORARY]
+    arguments, temporaries = ([b.at(values or {}) for b in found] for found in (kernel.arguments, kernel.temporaries))
+    memories = [
+        EmulatedTensor(tensors[n].data_ptr(), b, roles[n] is not Role.OUTPUT)
+        for n, b in zip(kernel.argument_places(), arguments, strict=True)
+    ]
+    rooms = [torch.zeros(b.bytes + ALIGNMENT, dtype=torch.uint8) for b in temporaries]
+    for room, b in zip(rooms, temporaries, strict=True):
         memories.append(EmulatedTensor(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
-    return emulated(memories)
+    return (emulated if values is None else emulated.at(values))(memories)

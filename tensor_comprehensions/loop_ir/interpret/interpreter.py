@@ -61,11 +61,13 @@ Evaluate = Callable[[], Value]
 Run = Callable[[], None]
 
 
-def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Failure]:
+def interpret(
+    module: Module, arrays: Mapping[str, np.ndarray[Any, Any]], parameters: Mapping[str, int] | None = None
+) -> list[Failure]:
     """Run `module` on `arrays`, one per argument by name, writing the results into them.
 
     Arrays have the buffers' shapes and dtypes; bfloat16 is held in float32 arrays of rounded values. Dynamic
-    dimensions may have any extent.
+    dimensions may have any extent, unless one of the `parameters`, given by name, holds it.
 
     Returns:
         The failed check as `[(site, value)]`, or `[]`; kernels after the one that failed have not run.
@@ -75,21 +77,23 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
     """
     machine = Interpreter()
     machine.partial = module.partial
+    given = dict(parameters or {})
+    machine.values = {p.name: np.int64(given[p.name]) for p in module.parameters}
     for b in module.arguments:
-        array = arrays[b.name]
+        array, b = arrays[b.name], b.at(given)
         if b.dynamic and array.ndim == len(b.shape):
             b = fix_dynamic_extents(b, [array.shape[d] for d in b.dynamic])
         if array.shape != b.shape or array.dtype != storage_dtype(b.type.dtype):
             raise InternalError(f"argument {b.name} is {array.dtype}{array.shape}, not {b.type}{b.shape}")
         machine.memory[b.name] = CheckedMemory.of_argument(b, array)
-    for b in module.temporaries:
+    for b in (t.at(given) for t in module.temporaries):
         machine.memory[b.name] = machine.new_memory(b, depth=0)
     with np.errstate(all="ignore"):
         for kernel in module.kernels:
             if machine.failures:
                 break
             if kernel.launch is not None:
-                run_launch(machine, kernel, kernel.launch)
+                run_launch(machine, kernel, kernel.launch.at(given))
             else:
                 machine.stmt(kernel.body)()
     return machine.failures

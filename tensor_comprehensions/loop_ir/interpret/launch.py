@@ -125,18 +125,18 @@ def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
     state = LaunchInterpreter(machine, between_threads, kernel)
     run = state.stmt(kernel.body)
     outer = machine.memory
-    points = list(_list_grid_points(launch.grid))
+    given, points = machine.values, list(_list_grid_points(launch.grid))
     for first in range(0, len(points), launch.cluster):
         between_blocks.step(first)
         made: list[Thread] = []
         for rank, block in enumerate(points[first : first + launch.cluster]):
             places = dict(zip(BLOCK, map(np.int64, block), strict=True))
             for t in _list_grid_points(launch.block):
-                values = {**places, **dict(zip(THREAD, map(np.int64, t), strict=True))}
+                values = {**given, **places, **dict(zip(THREAD, map(np.int64, t), strict=True))}
                 made.append(Thread(len(made), values, dict(outer), block=rank))
         state.begin(made)
         state.run_block(run)
-    machine.scopes, machine.races, machine.memory = [], [], outer
+    machine.scopes, machine.races, machine.memory, machine.values = [], [], outer, given
 
 
 def _list_grid_points(extents: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:

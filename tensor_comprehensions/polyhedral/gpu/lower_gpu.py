@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...core.decisions import close_book
+from ...core.errors import CannotLower
 from ...core.internal_names import internal_name
 from ...core.pass_steps import run_step
-from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
+from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Parameter, Type
 from ...machine import GPU_LAUNCH_SECONDS
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Role, Tensor
 from ..cpu.lower import split_initialization
 from ..schedule.fusion import (
+    APART,
     FusionGroup,
     FusionObjection,
     ObjectionFn,
@@ -53,6 +55,62 @@ def lower_gpu(
         return _lower_function(function, options, target, collapsed=collapsed)
 
 
+def lower_gpu_range(functions: Sequence[BoundFunction], options: MappingOptions | None, target: GpuTarget) -> Module:
+    """The module for all values of the variables of a def (legalized).
+
+    The mapping is chosen for the first of `functions`, which have different typical extents. A number in the code that
+    follows from these would be wrong for others, so all of them must give the same module.
+
+    Raises:
+        ArgumentError: as `lower_gpu`.
+        CannotLower: the code depends on these extents in some other way than by loops up to them.
+    """
+    if options is not None:
+        check_mapping(options, target)
+    with LOCK:
+        first, *others = functions
+        scop, plans = _plan_function(first, options, target)
+        module = _lower_plans(scop, plans, target)
+        for other in others:
+            scop, again = _plan_function(other, options, target, plans)
+            if _lower_plans(scop, again, target) != module:
+                raise CannotLower("other extents are computed by other code")
+    return module
+
+
+def explain_gpu_range(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> str:
+    """The mapped schedule trees of `lower_gpu_range`, of which `function` is the first."""
+    with LOCK:
+        scop, plans = _plan_function(function, options, target)
+        return _format_plans(scop, plans, with_options=options is None)
+
+
+def _plan_function(
+    function: BoundFunction,
+    options: MappingOptions | None,
+    target: GpuTarget,
+    like: Sequence[KernelPlan] | None = None,
+) -> tuple[Scop, tuple[KernelPlan, ...]]:
+    """The plans of a def. like: plans for other extents, whose choices these repeat; None chooses.
+
+    Raises CannotLower if the same statements cannot be one kernel.
+    """
+    scop = _scop(function, options, target)
+    if like is None:
+        return scop, _plans(scop, options, target)
+    names = [{n.name for n in p.group.nodes} for p in like]
+
+    def is_one_kernel(*groups: FusionGroup) -> bool:
+        nodes = {n.name for g in groups for n in g.nodes}
+        return any(nodes <= together for together in names)
+
+    groups = _fuse_groups(scop, "preserve3", lambda before, alone, joined: None if is_one_kernel(joined) else APART)
+    groups = _fuse_neighbors(groups, is_one_kernel)
+    if [{n.name for n in g.nodes} for g in groups] != names:
+        raise CannotLower("other extents are computed by other kernels")
+    return scop, tuple(plan_kernel(scop, g, p.options) for g, p in zip(groups, like, strict=True))
+
+
 def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bool = False) -> float:
     """The predicted cycles of the kernels of `function` (legalized) with default options, including launches."""
     with LOCK, close_book():
@@ -76,7 +134,9 @@ def _format_plans(scop: Scop, plans: Sequence[KernelPlan], *, with_options: bool
     lines = []
     for plan in plans:
         launch = plan.launch
-        lines.append(f"kernel: {_format_sizes(launch.grid)} blocks of {_format_sizes(launch.block)} threads")
+        sides = zip(launch.grid, launch.counts or launch.grid, strict=True)
+        blocks = " x ".join(str(count or n) for n, count in sides)
+        lines.append(f"kernel: {blocks} blocks of {_format_sizes(launch.block)} threads")
         if with_options:
             lines.append(f"  chosen: {plan.options}")
         lines.append("  domain: " + "; ".join(u.domain for u in plan.units))
@@ -116,24 +176,30 @@ def _make_fusion_groups(scop: Scop, options: MappingOptions | None, target: GpuT
         return object_to_fusion(scop, target, before, alone, joined)
 
     fusion = options.outer_fusion if options is not None else "preserve3"
-    with close_book():  # groups may still change: decisions are recorded below
-        groups = partition_statements(scop, fusion, object_to)
-    if fusion != "min":
-        groups = _chain_groups(scop, groups, object_to if fusion == "preserve3" else lambda *_: None)
-        groups = groups if options is not None else _fuse_launch_bound_neighbors(scop, groups, target)
+    groups = _fuse_groups(scop, fusion, object_to)
+    if fusion != "min" and options is None:  # into one kernel if they take hardly longer than a launch
+        groups = _fuse_neighbors(groups, lambda *neighbors: is_launch_bound(scop, target, *neighbors))
     record_groups(scop, groups, fusion, object_to)
     return groups
 
 
-def _fuse_launch_bound_neighbors(
-    scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget
+def _fuse_groups(scop: Scop, fusion: str, object_to: ObjectionFn) -> tuple[FusionGroup, ...]:
+    with close_book():  # groups may still change: decisions are recorded later
+        groups = partition_statements(scop, fusion, object_to)
+    return groups if fusion == "min" else _chain_groups(scop, groups, object_to if fusion == "preserve3" else _agree)
+
+
+def _agree(*_: FusionGroup) -> None:
+    """No objection to fusing."""
+
+
+def _fuse_neighbors(
+    groups: Sequence[FusionGroup], should_fuse: Callable[[FusionGroup, FusionGroup], bool]
 ) -> tuple[FusionGroup, ...]:
-    """Fuse consecutive independent groups into one kernel if they take hardly longer than a launch."""
+    """Fuse consecutive independent groups into one kernel."""
     found: list[FusionGroup] = []
     for group in groups:
-        whole = (
-            fuse_independent(found[-1], group) if found and is_launch_bound(scop, target, found[-1], group) else None
-        )
+        whole = fuse_independent(found[-1], group) if found and should_fuse(found[-1], group) else None
         if whole is not None:
             found[-1] = whole
         else:
@@ -162,14 +228,17 @@ def _lower_function(
     function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool
 ) -> Module:
     scop = run_step("scop", lambda: _scop(function, options, target, collapsed=collapsed), lambda s: repr(s.function))
-    function = scop.function
 
     def show_plans(found: Sequence[KernelPlan]) -> str:
         with LOCK:
             return _format_plans(scop, found)
 
-    plans = run_step("map", lambda: _plans(scop, options, target), show_plans)
-    buffers = {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
+    return _lower_plans(scop, run_step("map", lambda: _plans(scop, options, target), show_plans), target)
+
+
+def _lower_plans(scop: Scop, plans: Sequence[KernelPlan], target: GpuTarget) -> Module:
+    function = scop.function
+    buffers = {t.name: _make_buffer(t) for t in function.tensors}
     kernels: list[Kernel] = []
     sites: list[CheckSite] = []
     contracted: set[str] = set()
@@ -187,6 +256,15 @@ def _lower_function(
         kernels.append(kernel)
         contracted |= promoted
     return _make_module(function, buffers, contracted, kernels, sites)
+
+
+def _make_buffer(t: Tensor) -> Buffer:
+    dynamic = tuple(d for d, name in enumerate(t.extent_variables) if name is not None)
+    shape = tuple(0 if d in dynamic else n for d, n in enumerate(t.shape))
+    held = (t.stride_variables, t.extent_variables) if dynamic or any(t.stride_variables) else ((), ())
+    return Buffer(
+        t.name, Type(t.dtype), shape, t.strides, dynamic=dynamic, stride_variables=held[0], extent_variables=held[1]
+    )
 
 
 def _find_register_temporaries(
@@ -209,4 +287,13 @@ def _make_module(
         buffers[t.name] for t in function.tensors if t.role is Role.TEMPORARY and t.name not in contracted
     )
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
-    return Module(function.name, arguments, temporaries, tuple(kernels), tuple(sites), written)
+    parameters = _list_parameters(function, (*arguments, *temporaries))
+    return Module(function.name, arguments, temporaries, tuple(kernels), tuple(sites), written, parameters=parameters)
+
+
+def _list_parameters(function: BoundFunction, buffers: Sequence[Buffer]) -> tuple[Parameter, ...]:
+    """The variables that extents of indices, and extents and strides of buffers, are read from."""
+    extents = [i.variable for s in function.statements for i in s.indices if i.variable]
+    extents += [v for b in buffers for v in b.extent_variables if v is not None]
+    strides = [v for b in buffers for v in b.stride_variables if v is not None]
+    return (*(Parameter(v) for v in dict.fromkeys(extents)), *(Parameter(v, None) for v in dict.fromkeys(strides)))

@@ -26,7 +26,8 @@ class NestDim:
     """One loop of a leaf.
 
     name: the loop variable. row: the shared row whose points in a tile it iterates, or None. lower, upper: its range,
-    as values of the first node's index. indices: (node name, index name) for each node.
+    as values of the first node's index. indices: (node name, index name) for each node. variable: the int64 variable
+    that holds its extent, as in `BoundIndex`.
     """
 
     name: str
@@ -35,6 +36,7 @@ class NestDim:
     upper: int
     row: int | None
     indices: tuple[tuple[str, str], ...]
+    variable: str = ""
 
     @property
     def extent(self) -> int:
@@ -93,11 +95,12 @@ def _make_nest_dims(
             continue
         independent = row is not None or is_parallel_index(scop, node, i)
         kind = DimKind.PARALLEL if independent else DimKind.SERIAL
-        dims.append(NestDim(i.name, kind, i.lower, i.upper, row, ((node.name, i.name),)))
+        dims.append(NestDim(i.name, kind, i.lower, i.upper, row, ((node.name, i.name),), i.variable))
     for i in node.reduction_indices:
         row = rows.get(i.name)
         if row is None or row in point_rows:
-            dims.append(NestDim(i.name, DimKind.REDUCTION, i.lower, i.upper, row, ((node.name, i.name),)))
+            place = ((node.name, i.name),)
+            dims.append(NestDim(i.name, DimKind.REDUCTION, i.lower, i.upper, row, place, i.variable))
     return tuple(dims)
 
 
@@ -114,7 +117,8 @@ def _fuse_nests(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNe
         other = alignment[dim.name]
         kinds = {dim.kind, other.kind}
         kind = DimKind.REDUCTION if DimKind.REDUCTION in kinds else DimKind.PARALLEL
-        dims.append(NestDim(dim.name, kind, dim.lower, dim.upper, dim.row, (*dim.indices, *other.indices)))
+        indices = (*dim.indices, *other.indices)
+        dims.append(NestDim(dim.name, kind, dim.lower, dim.upper, dim.row, indices, dim.variable))
     names = _match_index_names(group, dims, node, first.nodes[0])
     if names is None or {g.rename_indices(names) for g in node.domain} != set(first.nodes[0].domain):
         return None
@@ -146,7 +150,9 @@ def _match_nest_dims(first: LoopNest, second: LoopNest) -> dict[str, NestDim] | 
     by_index = {d.index(node): d for d in second.dims}
     for dim in first.dims:
         match = _by_row(dim, second.dims) if dim.row is not None else _by_access(first, dim, node, by_index)
-        if match is None or (match.lower, match.upper) != (dim.lower, dim.upper) or match in pairs.values():
+        if match is None or match in pairs.values():
+            return None
+        if (match.lower, match.upper, match.variable) != (dim.lower, dim.upper, dim.variable):
             return None
         pairs[dim.name] = match
     return pairs

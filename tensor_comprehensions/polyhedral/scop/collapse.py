@@ -50,18 +50,20 @@ def _without_single_terms(s: BoundStatement) -> BoundStatement:
 
 def _find_merge_candidates(function: BoundFunction) -> frozenset[Candidate]:
     """A set of dimension pairs to merge together, at most one per tensor; empty if none can be merged."""
-    candidates = {
-        (t.name, q)
-        for t in function.tensors
-        for q in range(len(t.shape) - 1)
-        if t.strides[q] == t.strides[q + 1] * t.shape[q + 1] and t.shape[q] and t.shape[q + 1]
-    }
+    candidates = {(t.name, q) for t in function.tensors for q in range(len(t.shape) - 1) if _may_merge(t, q)}
     while True:
         refused = {c for s in function.statements for c in _refused_candidates(function, s, candidates)}
         if not refused:
             break
         candidates -= refused
     return _one_component(candidates, function)
+
+
+def _may_merge(t: Tensor, q: int) -> bool:
+    """Whether dimensions q and q + 1 are contiguous; an extent that only a call tells merges with single elements."""
+    if any(t.extent_variables[q : q + 2] + t.stride_variables[q : q + 2]):
+        return t.shape[q] == 1 and t.extent_variable(q) is None and t.extent_variable(q + 1) is not None
+    return bool(t.strides[q] == t.strides[q + 1] * t.shape[q + 1] and t.shape[q] and t.shape[q + 1])
 
 
 def _one_component(candidates: set[Candidate], function: BoundFunction) -> frozenset[Candidate]:
@@ -161,7 +163,18 @@ def _merge_dimensions(function: BoundFunction, candidates: frozenset[Candidate])
 
 def _merged_tensor(t: Tensor, q: int) -> Tensor:
     shape = (*t.shape[:q], t.shape[q] * t.shape[q + 1], *t.shape[q + 2 :])
-    return replace(t, shape=shape, strides=(*t.strides[:q], *t.strides[q + 1 :]))
+    extents, strides = ((*held[:q], *held[q + 1 :]) for held in (t.extent_variables, t.stride_variables))
+    return replace(
+        t,
+        shape=shape,
+        strides=(*t.strides[:q], *t.strides[q + 1 :]),
+        extent_variables=extents,
+        stride_variables=strides,
+    )
+
+
+def _merged_index(name: str, first: BoundIndex, second: BoundIndex) -> BoundIndex:
+    return BoundIndex(name, 0, first.extent * second.extent, second.variable)
 
 
 def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundStatement:
@@ -182,10 +195,10 @@ def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundSta
         e = map_operands(e, rewrite)
         return replace(e, subscripts=merge_subscripts(e.tensor, e.subscripts)) if isinstance(e, tc.Access) else e
 
-    extents = {i.name: i.extent for i in s.indices}
+    by_name = {i.name: i for i in s.indices}
     second_of = dict(pairs)
     indices = tuple(
-        BoundIndex(names[i.name], 0, i.extent * extents[second_of[i.name]]) if i.name in names else i
+        _merged_index(names[i.name], i, by_name[second_of[i.name]]) if i.name in names else i
         for i in s.indices
         if i.name not in seconds
     )

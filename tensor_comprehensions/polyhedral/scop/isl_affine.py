@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...core.internal_names import SEPARATOR
@@ -40,6 +40,37 @@ def isl_name(index: str) -> str:
 def isl_tensor(tensor: str) -> str:
     """The tuple name of a tensor's elements in isl's notation."""
     return f"T_{isl_spelling(tensor)}"
+
+
+def isl_parameter(variable: str) -> str:
+    """The name of the parameter of isl's sets that stands for an int64 variable of the loop program."""
+    return f"n_{isl_spelling(variable)}"
+
+
+def variable_of(parameter: str) -> str | None:
+    """The variable that a parameter of isl's sets stands for; None if it stands for something else."""
+    if not parameter.startswith("n_"):
+        return None
+    return re.sub("__|_d", lambda x: {"__": "_", "_d": SEPARATOR}[x[0]], parameter[2:])
+
+
+def isl_upper(i: tc.BoundIndex) -> str:
+    """The exclusive upper bound of an index in isl's notation."""
+    if not i.variable:
+        return str(i.upper)
+    return isl_parameter(i.variable) + (f" + {i.lower}" if i.lower else "")
+
+
+def isl_extent(t: tc.Tensor, dimension: int) -> str:
+    """The extent of a dimension in isl's notation."""
+    variable = t.extent_variable(dimension)
+    return str(t.shape[dimension]) if variable is None else isl_parameter(variable)
+
+
+def isl_parameters(variables: Iterable[str]) -> str:
+    """The prefix of a set or relation in isl's notation that declares the parameters for `variables`."""
+    names = ", ".join(map(isl_parameter, dict.fromkeys(v for v in variables if v)))
+    return f"[{names}] -> " if names else ""
 
 
 def isl_spelling(name: str) -> str:

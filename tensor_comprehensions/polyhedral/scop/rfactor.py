@@ -58,10 +58,13 @@ def rfactor(function: BoundFunction, matrix: int = COLUMN_SUM_ELEMENTS) -> Bound
 def in_two_stages(
     function: BoundFunction, cut: Callable[[BoundStatement], SplitPoint | None], why: str = "asked for"
 ) -> BoundFunction:
-    """`function` with each statement for which `cut` returns a split in two stages. why: the recorded reason."""
+    """`function` with each statement for which `cut` returns a split in two stages. why: the recorded reason.
+
+    Statements with an index whose extent only a call tells stay whole: the number of parts is chosen for one extent.
+    """
     tensors, statements = list(function.tensors), []
     for s in function.statements:
-        found = None if s.domain else cut(s)
+        found = None if s.domain or any(i.variable for i in s.indices) else cut(s)
         if found is None:
             statements.append(s)
             continue

@@ -122,10 +122,14 @@ class Launches:
             block.addresses[:] = addresses
             if block.maps:
                 block.encode_maps(api)
-            for number, (head, parameters) in enumerate(block.launches):  # noqa: B007
+            for number, head, parameters in block.launches:  # noqa: B007
                 launch(*head, stream, parameters, 0)
         except api.errors as error:
             raise self._explain(error, number) from error
+
+    def at(self, values: Mapping[str, int]) -> Launches:
+        """The launches of calls with these values of the module's parameters."""
+        return Launches(self.device, self.code.at(values), self.functions, self.context, self.api)
 
     def select(self, kernels: slice) -> Launches:
         """The launches of a slice of the module's kernels."""
@@ -173,8 +177,8 @@ class _ArgumentBlock:
 
     Attributes:
         addresses: the addresses of a call, to be filled in.
-        launches: for each kernel its launch parameters before the stream, and the address of its array of pointers to
-            addresses.
+        launches: for each kernel that has blocks its position, its launch parameters before the stream, and the address
+            of its array of pointers to addresses and values of parameters.
         maps: the tensor maps of all kernels, each with the index of its tensor's address.
     """
 
@@ -183,19 +187,24 @@ class _ArgumentBlock:
     def __init__(self, code: GpuCode, functions: Sequence[int], count: int) -> None:
         self.addresses: Any = (ctypes.c_uint64 * max(1, count))()
         start = ctypes.addressof(self.addresses)
-        self._arrays = []
-        self.launches: list[tuple[_Head, int]] = []
+        self._arrays: list[Any] = []
+        self.launches: list[tuple[int, _Head, int]] = []
         self.maps = [(TiledMap.of(m), number) for k in code.kernels for m, number in zip(k.maps, k.mapped, strict=True)]
         self._encoded = [0] * len(self.maps)  # the addresses for which the maps are encoded now
         self._room = ctypes.create_string_buffer(MAP_BYTES * len(self.maps) + MAP_ALIGNMENT)
         places = iter(range(len(self.maps)))
-        for kernel, function in zip(code.kernels, functions, strict=True):
+        for number, (kernel, function) in enumerate(zip(code.kernels, functions, strict=True)):
             numbers = [*kernel.buffers, *([count - 1] if kernel.status else [])]
-            pointers = [*(start + 8 * n for n in numbers), *(self._map_place(next(places)) for _ in kernel.maps)]
+            values = (ctypes.c_int64 * len(kernel.values))(*kernel.values)
+            pointers = [start + 8 * n for n in numbers]
+            pointers += [ctypes.addressof(values) + 8 * n for n in range(len(values))]
+            pointers += [self._map_place(next(places)) for _ in kernel.maps]
             array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
-            self._arrays.append(array)  # keeps it alive while its address is used
+            self._arrays += (array, values)  # keeps them alive while their addresses are used
+            if 0 in kernel.launch.grid:
+                continue
             head: _Head = (function, *kernel.launch.grid, *kernel.launch.block, kernel.dynamic)
-            self.launches.append((head, ctypes.addressof(array)))
+            self.launches.append((number, head, ctypes.addressof(array)))
 
     def encode_maps(self, api: CudaApi) -> None:
         """Encode the maps of tensors that have other addresses than at the call before."""

@@ -116,10 +116,12 @@ class Emulated:
             asynchronous |= any(k.launch.cluster > 1 for k in self.code.kernels)
             ctypes.c_int.in_dll(machine, "machine_asynchronous").value = asynchronous
             ctypes.c_int.in_dll(machine, "machine_parts").value |= asynchronous
-            for kernel in self.code.kernels:
+            for kernel in (k for k in self.code.kernels if 0 not in k.launch.grid):
                 taken = [memories[n].address for n in kernel.buffers]
                 if kernel.status:
                     taken.append(ctypes.addressof(status))
+                values = (ctypes.c_int64 * len(kernel.values))(*kernel.values)
+                taken += [ctypes.addressof(values) + 8 * n for n in range(len(values))]
                 maps = [_tensor_map(t, memories) for t in kernel.maps]
                 taken += [ctypes.addressof(t) for t in maps]
                 if self._run(machine, kernel, taken):
@@ -129,6 +131,10 @@ class Emulated:
                     )
             self.counts = Counts(*(ctypes.c_int64 * 3).in_dll(machine, "machine_counts"))
         return status[0], status[1]
+
+    def at(self, values: Mapping[str, int]) -> Emulated:
+        """The same for a call with these values of the module's parameters."""
+        return Emulated(self.code.at(values), self.path, self._prefix)
 
     def select(self, kernels: slice) -> Emulated:
         """The same with only a slice of the module's kernels."""
@@ -205,24 +211,34 @@ def is_emulator_available() -> bool:
     return any(map(shutil.which, _COMPILERS))
 
 
-def run_emulated_code(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
+def run_emulated_code(
+    code: GpuCode,
+    module: ir.Module,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    parameters: Mapping[str, int] | None = None,
+) -> tuple[int, int]:
     """Compile and run the source of `module` on contiguous arrays, one per argument by name, outputs included.
 
     Arrays of half-precision numbers have their own type or hold their bits. Temporaries are allocated here. Returns and
     raises as `Emulated` and `build_emulated` do.
     """
-    return run_emulated_module(build_emulated([code])[0], module, arrays)
+    return run_emulated_module(build_emulated([code])[0], module, arrays, parameters)
 
 
 def run_emulated_module(
-    emulated: Emulated, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]
+    emulated: Emulated,
+    module: ir.Module,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    parameters: Mapping[str, int] | None = None,
 ) -> tuple[int, int]:
-    """Run a compiled module on arrays, as `run_emulated_code` does."""
-    memories = [EmulatedTensor(arrays[b.name].ctypes.data, b, True) for b in module.arguments]
-    rooms = [np.zeros(max(1, int(np.prod(b.shape))) * b.type.dtype.size + 16, np.uint8) for b in module.temporaries]
-    for b, room in zip(module.temporaries, rooms, strict=True):
+    """Run a compiled module on arrays, as `run_emulated_code` does. parameters: the values of its parameters."""
+    values = parameters or {}
+    arguments, temporaries = ([b.at(values) for b in bs] for bs in (module.arguments, module.temporaries))
+    memories = [EmulatedTensor(arrays[b.name].ctypes.data, b, True) for b in arguments]
+    rooms = [np.zeros(max(1, int(np.prod(b.shape))) * b.type.dtype.size + 16, np.uint8) for b in temporaries]
+    for b, room in zip(temporaries, rooms, strict=True):
         memories.append(EmulatedTensor(-(-room.ctypes.data // 16) * 16, b, False))
-    return emulated(memories)
+    return (emulated.at(values) if values else emulated)(memories)
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------

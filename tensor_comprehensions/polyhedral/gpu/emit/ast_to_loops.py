@@ -12,6 +12,7 @@ from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.intervals import Interval, index_interval
+from ...scop.isl_affine import variable_of
 from ..plan.mapping import WRITTEN_OUT
 
 Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]
@@ -127,7 +128,8 @@ class _Walk:
                 return build.const(int(e.get_val().to_python()))
             case "id":
                 name = e.get_id().get_name()
-                return self.identifiers.get(name) or build.var(internal_name(name))
+                variable = variable_of(name) or internal_name(name)
+                return self.identifiers.get(name) or build.var(variable)
         arguments = [self.expression(e.get_op_arg(k)) for k in range(e.get_op_n_arg())]
         kind = _get_isl_enum_name(e.get_op_type())
         if kind in ("cond", "select"):

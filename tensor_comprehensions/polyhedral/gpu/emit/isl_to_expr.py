@@ -10,6 +10,7 @@ import islpy as isl
 from ....core.errors import CannotLower
 from ....loop_ir import build
 from ....loop_ir.nodes import BLOCK, THREAD, Expr, Launch
+from ...scop.isl_affine import variable_of
 from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS
 
 
@@ -75,7 +76,9 @@ class IslExprBuilder:
             case isl.dim_type.in_:
                 atom = self.dimensions[k]
             case isl.dim_type.param:
-                atom = self.parameters[aff.get_dim_name(kind, k) or ""]
+                name = aff.get_dim_name(kind, k) or ""
+                variable = variable_of(name)
+                atom = self.parameters[name] if variable is None else build.var(variable)
             case _:
                 atom = self.of(_get_floor_argument(aff, k))
         return build.mul(atom, factor)

@@ -9,6 +9,7 @@ from math import prod
 
 import islpy as isl
 
+from ....core.errors import CannotLower, InternalError
 from ....core.knobs import current_knobs
 from ....core.pass_steps import run_step
 from ....loop_ir import build
@@ -17,13 +18,14 @@ from ....loop_ir.buffer_view import BufferView, private_view
 from ....loop_ir.cross_thread_reduction import CrossThreadSum, combine_across_threads
 from ....loop_ir.intervals import Interval
 from ....loop_ir.intrinsics import BARRIER, WARP_BARRIER
-from ....loop_ir.nodes import Buffer, Kernel, Launch, Space
+from ....loop_ir.nodes import MOST_EXTENT, Buffer, Kernel, Launch, Space
 from ....loop_ir.origins import with_origin
 from ....loop_ir.show import format_program
 from ....target import GpuTarget
 from ....tc_lang.ir import Tensor
 from ....thresholds import GPU_RESIDENCY_REGISTERS
 from ...cpu.lower_nest import INITIAL_VALUES
+from ...scop.isl_affine import isl_parameter
 from ...scop.scop import CONTEXT, Scop, statements_of
 from ..plan.mapping import KernelPlan, kernel_tree
 from ..plan.statement_phases import Phase
@@ -34,7 +36,7 @@ from ..promote.promote_shared import Promotion, shared_bytes_of
 from ..promote.promotion_driver import promote_kernel
 from ..promote.references import with_moved_accesses
 from ..tree.barrier_placement import SyncLevel, kernel_barriers
-from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS, Tree, tree_to_isl, without_collectives
+from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS, Tree, declare_parameters, tree_to_isl, without_collectives
 from ..tree.verify_kernel import check_kernel
 from .ast_to_loops import generate_loops
 from .isl_to_expr import launch_identifiers
@@ -67,8 +69,7 @@ class KernelLowering:
         launch = self.plan.launch
         levels = kernel_barriers(self.scop, self.plan)
         mapped = kernel_tree(self.plan, collective_names(levels))
-        if current_knobs().verify:
-            check_kernel(self.scop, self.plan, mapped, levels)
+        self.prove(mapped, levels)
         isl_tree, promotion = run_step(f"{name}.promote", lambda: self.promotion(mapped, views.keys(), shared))
         emitter = StatementLowering({**self.buffers, **views, **{b.name: b for b in promotion.buffers}}, sums)
         units = {u.name: with_moved_accesses(u, promotion.ranks) for u in self.plan.units}
@@ -87,7 +88,8 @@ class KernelLowering:
 
         functions = {name: promotion.functions(name) for name in units}
         ranges = {name: Interval(0, count - 1) for name, count in launch.ranges()}
-        where = _make_launch_context(launch), launch_identifiers(launch)
+        ranges |= {name: Interval(0, MOST_EXTENT) for name in self.plan.parameters}
+        where = _make_launch_context(launch, self.plan.parameters), launch_identifiers(launch)
         body = run_step(
             f"{name}.generate", lambda: generate_loops(isl_tree, *where, instance, functions, ranges), format_program
         )
@@ -102,6 +104,19 @@ class KernelLowering:
         cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
         kernel = Kernel(name, build.allocate(kept, body), launch, cached, self.choose_resident_blocks(promotion))
         return kernel, promotion.contracted
+
+    def prove(self, mapped: Tree, levels: Sequence[SyncLevel]) -> None:
+        """Prove the tree, if that is asked for, or if choices were made for typical extents but must hold for all.
+
+        Raises CannotLower if it is not right for all extents.
+        """
+        if self.plan.parameters:
+            try:
+                check_kernel(self.scop, self.plan, mapped, levels)
+            except InternalError as fault:
+                raise CannotLower(f"its mapping is not right for all extents: {fault}") from fault
+        elif current_knobs().verify:
+            check_kernel(self.scop, self.plan, mapped, levels)
 
     def promotion(
         self, mapped: Tree, elsewhere: Collection[str], shared: Sequence[Buffer]
@@ -125,7 +140,7 @@ class KernelLowering:
         room = (
             (options.max_shared_memory or self.target.max_shared) - promotion.bytes - sum(map(shared_bytes_of, shared))
         )
-        return double_buffer(body, promotion.buffers, room)
+        return double_buffer(body, promotion.buffers, room, self.plan.parameters)
 
     def choose_resident_blocks(self, promotion: Promotion) -> int:
         """The minimum of resident blocks, which limits the registers per thread to few more than needed.
@@ -168,8 +183,15 @@ def collective_names(levels: Sequence[SyncLevel]) -> tuple[str, ...]:
     return tuple(f"{kinds[level]}{k}" if level else "" for k, level in enumerate(levels))
 
 
-def _make_launch_context(launch: Launch) -> isl.Set:
+def _make_launch_context(launch: Launch, parameters: Sequence[str]) -> isl.Set:
+    """The values of block and thread indices, and of the int64 variables `parameters`, which are extents."""
     ids = (*BLOCK_IDS, *THREAD_IDS)
     sizes = (*launch.grid, *launch.block)
-    conditions = " and ".join(f"0 <= {p} < {count}" for p, count in zip(ids, sizes, strict=True))
-    return isl.Set(f"[{', '.join(ids)}] -> {{ : {conditions} }}", CONTEXT)
+    conditions = [f"0 <= {p} < {count}" for p, count in zip(ids, sizes, strict=True)]
+    conditions += [f"0 <= {isl_parameter(v)} <= {MOST_EXTENT}" for v in parameters]
+    conditions += [
+        f"{c.tile}*{p} < {isl_parameter(c.parameter)}"
+        for p, c in zip(BLOCK_IDS, launch.counts, strict=False)
+        if c is not None
+    ]
+    return isl.Set(f"{declare_parameters(parameters)}{{ : {' and '.join(conditions)} }}", CONTEXT)

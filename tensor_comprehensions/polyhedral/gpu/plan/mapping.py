@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ....loop_ir.nodes import Launch
+from ....core.errors import CannotLower
+from ....loop_ir.nodes import MOST_EXTENT, BlockCount, Launch
 from ....options import MappingOptions
 from ....tc_lang.ir import BoundFunction
 from ....thresholds import GPU_MAX_INNER_ELEMENTS, GPU_NEIGHBOR_TERMS
 from ...schedule.access_cost import access_stride, loop_order
-from ...schedule.fusion import FusionGroup
+from ...schedule.fusion import BandMember, FusionGroup
 from ...schedule.loop_nest import DimKind, LoopNest, NestDim, build_nests
-from ...scop.isl_affine import isl_name
+from ...scop.isl_affine import isl_name, isl_parameter
 from ...scop.scop import Scop
 from ..tree.schedule_tree import (
     BLOCK_IDS,
@@ -59,6 +60,11 @@ class MappedDim:
     identifier: int | None = None
     threads: int = 1
     vector: int = 1
+
+    @property
+    def variable(self) -> str:
+        """The int64 variable that holds the extent inside the tiles of rows; empty if that is a number."""
+        return self.dim.variable if self.extent == self.dim.extent else ""
 
     @property
     def tiles(self) -> int:
@@ -106,7 +112,10 @@ class NestPlan:
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """The mapping of one kernel. sizes: the tile size of each row. blocks: the grid, which iterates over the tiles."""
+    """The mapping of one kernel. sizes: the tile size of each row. blocks: the grid, which iterates over the tiles.
+
+    variables: for each row the int64 variable that holds its extent, or empty. `blocks` then has the most blocks.
+    """
 
     group: FusionGroup
     sizes: tuple[int, ...]
@@ -114,6 +123,16 @@ class KernelPlan:
     leaves: tuple[NestPlan, ...]
     launch: Launch
     options: MappingOptions
+    variables: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """All int64 variables that hold extents of its loops."""
+        return tuple(dict.fromkeys(v for u in self.units for v in u.variables))
+
+    def is_open(self, k: int) -> bool:
+        """Whether only a call tells how many tiles there are along row `k`."""
+        return bool(self.variables[k]) and self.tiles[k] > 1
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -125,9 +144,10 @@ class KernelPlan:
 
     @property
     def repeats(self) -> bool:
-        """Whether a block runs several tiles."""
+        """Whether a block may run several tiles."""
         walked = [*self.blocks, *(1 for _ in self.tiles[len(self.blocks) :])]
-        return any(n > b for n, b in zip(self.tiles, walked, strict=True))
+        most = (MOST_EXTENT if self.is_open(k) else n for k, n in enumerate(self.tiles))
+        return any(n > b for n, b in zip(most, walked, strict=True))
 
     def row(self, k: int, unit: Unit) -> str:
         """The value of row `k` for `unit`, counted from 0, in isl's notation (as in the methods below)."""
@@ -158,8 +178,14 @@ def plan_kernel(scop: Scop, group: FusionGroup, options: MappingOptions) -> Kern
     """The tiling and mapping of `group` by `options`."""
     given = (*options.tile, *(0 for _ in group.rows))
     sizes = tuple(min(size or row.extent, row.extent) for size, row in zip(given, group.rows, strict=False))
+    variables = tuple(_row_variable(row, group) for row in group.rows)
     blocks = tuple(
-        min(limit, -(-row.extent // size)) for limit, row, size in zip(options.blocks, group.rows, sizes, strict=False)
+        min(limit, -(-(MOST_EXTENT if name and size < row.extent else row.extent) // size))
+        for limit, row, size, name in zip(options.blocks, group.rows, sizes, variables, strict=False)
+    )
+    counts = tuple(
+        BlockCount(name, size, most) if name and size < row.extent else None
+        for most, row, size, name in zip(blocks, group.rows, sizes, variables, strict=False)
     )
     points = [k for k, size in enumerate(sizes) if size > 1]
     found = build_nests(scop, group, points, fuse=options.intra_tile_fusion != "min")
@@ -171,7 +197,23 @@ def plan_kernel(scop: Scop, group: FusionGroup, options: MappingOptions) -> Kern
         if axis.identifier is not None:
             block[axis.identifier] = max(block[axis.identifier], axis.threads)
     x, y, z, *_ = (*blocks, 1, 1, 1)
-    return KernelPlan(group, sizes, blocks, plans, Launch((x, y, z), (block[0], block[1], block[2])), options)
+    launch = Launch(
+        (x, y, z), (block[0], block[1], block[2]), counts=(*counts, None, None, None)[:3] if any(counts) else ()
+    )
+    return KernelPlan(group, sizes, blocks, plans, launch, options, variables)
+
+
+def _row_variable(row: BandMember, group: FusionGroup) -> str:
+    """The int64 variable that holds the extent of a row, or empty.
+
+    Raises CannotLower if that is another one for other nodes.
+    """
+    indices = [(node, *row.index_and_shift(node)) for node in group.nodes]
+    found = [(i, shift) for node, name, shift in indices for i in node.statements[0].indices if i.name == name]
+    names = {i.variable for i, _ in found}
+    if len(names) > 1 or (names != {""} and any(i.lower + shift != row.lower for i, shift in found)):
+        raise CannotLower("loops of different extents, which only a call tells, are one")
+    return names.pop()
 
 
 def _leaf_plan(
@@ -305,7 +347,7 @@ def kernel_tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
         if barriers[number]:
             children.append(Collective(barriers[number]))
         children += _make_leaf_subtrees(plan, number, leaf)
-    body = Band(members, units, Mark(TILE, SequenceNode(tuple(children), _format_loop_domain(plan, ()))))
+    body = Band(members, units, Mark(TILE, _in_loops(plan, tuple(children), ())))
     blocks = tuple(
         (BLOCK_IDS[k], count, tuple((u.name, f"({dict(members[k].values)[u.name]}) mod {count}") for u in units))
         for k, count in enumerate(plan.blocks)
@@ -325,13 +367,32 @@ def _format_tile_label(plan: KernelPlan, k: int) -> str:
     return f"{name} / {plan.sizes[k]}"
 
 
-def _format_loop_domain(plan: KernelPlan, inner: Sequence[int]) -> str:
-    """The values of the loops around a collective, as isl text: tile loops, then loops with `inner` iterations."""
-    counts = (*plan.tiles, *inner)
-    conditions = [f"0 <= c{k} < {n}" for k, n in enumerate(counts)]
+@dataclass(frozen=True, slots=True)
+class LoopCount:
+    """How often a loop runs: `number` times, or with a `variable` once for each `step` elements of its extent."""
+
+    number: int
+    variable: str = ""
+    step: int = 1
+
+    def bound(self, name: str) -> str:
+        """The condition of the loop variable `name`, as isl text."""
+        if not self.variable:
+            return f"0 <= {name} < {self.number}"
+        return f"0 <= {name} and {self.step}*{name} < {isl_parameter(self.variable)}"
+
+
+def _in_loops(plan: KernelPlan, children: tuple[Child | Collective, ...], inner: Sequence[LoopCount]) -> SequenceNode:
+    """The sequence of `children`, with the values of the loops around it: tile loops, then the loops `inner`."""
+    tiles = (
+        LoopCount(n, plan.variables[k] if plan.is_open(k) else "", plan.sizes[k]) for k, n in enumerate(plan.tiles)
+    )
+    counts = (*tiles, *inner)
+    conditions = [count.bound(f"c{k}") for k, count in enumerate(counts)]
     conditions += [f"c{k} mod {count} = {BLOCK_IDS[k]}" for k, count in enumerate(plan.blocks)]
     space = f"[{', '.join(f'c{k}' for k in range(len(counts)))}]"
-    return f"{space} : {' and '.join(conditions)}" if conditions else space
+    domain = f"{space} : {' and '.join(conditions)}" if conditions else space
+    return SequenceNode(children, domain, tuple(dict.fromkeys(c.variable for c in counts if c.variable)))
 
 
 def _make_leaf_subtrees(plan: KernelPlan, number: int, leaf: NestPlan) -> list[Child | Collective]:
@@ -501,10 +562,11 @@ def _cooperative_tree(plan: KernelPlan, number: int, leaf: NestPlan) -> Tree:
     terms, finish = leaf.part(Phase.PARTIAL, Phase.WHOLE), leaf.part(Phase.FINAL)
     tiled = [a for a in leaf.parallel if a.tiles > 1]
     points = _make_point_loops(plan, units, leaf.parallel)
-    counts = [a.tiles for a in tiled]
+    counts = [LoopCount(a.tiles, a.variable, a.tile) for a in tiled]
     for a in leaf.parallel:
-        counts += [a.trips] if a.trips > 1 else []
-        counts += [a.vector] if a.vector > 1 else []
+        variable = a.variable if a.tiles == 1 else ""
+        counts += [LoopCount(a.trips, variable, a.threads * a.vector)] if a.trips > 1 else []
+        counts += [LoopCount(a.vector)] if a.vector > 1 else []
     inner = [a for a in leaf.inner if a.tiles > 1]
     each = Band(_tile_members(plan, terms, inner), terms, _by_lanes(plan, terms, leaf.inner, _in_order(terms)))
     children: tuple[Child | Collective, ...] = (
@@ -514,4 +576,4 @@ def _cooperative_tree(plan: KernelPlan, number: int, leaf: NestPlan) -> Tree:
         (finish, map_to_threads(plan, finish, leaf, _in_order(finish))),
     )
     tiles = _tile_members(plan, units, tiled)
-    return Band((*tiles, *points), units, SequenceNode(children, _format_loop_domain(plan, counts)))
+    return Band((*tiles, *points), units, _in_loops(plan, children, counts))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ....tc_lang.ir import BoundIndex, BoundStatement
-from ...scop.isl_affine import isl_name
+from ...scop.isl_affine import isl_name, isl_upper
 from ...scop.scop import ScopStatement
 
 
@@ -51,8 +51,13 @@ class Unit:
         return f"{self.name}[{', '.join(isl_name(i.name) for i in self.indices)}]"
 
     @property
+    def variables(self) -> tuple[str, ...]:
+        """The int64 variables that hold extents of its indices."""
+        return tuple(i.variable for i in self.indices if i.variable)
+
+    @property
     def domain(self) -> str:
-        bounds = " and ".join(f"{i.lower} <= {isl_name(i.name)} < {i.upper}" for i in self.indices)
+        bounds = " and ".join(f"{i.lower} <= {isl_name(i.name)} < {isl_upper(i)}" for i in self.indices)
         return f"{self.instance} : {bounds}" if bounds else self.instance
 
 

@@ -39,13 +39,16 @@ def _has_aligned_vectors(
     function: BoundFunction, dim: NestDim, moving: list[tuple[tc.Access, str]], lanes: int, size: int
 ) -> bool:
     """Whether `dim` consists of whole vectors of up to 16 bytes at aligned addresses. size: the bytes of a vector."""
-    whole = dim.extent % lanes == 0 and dim.lower == 0 and size <= GPU_VECTOR_BYTES
+    whole = dim.extent % lanes == 0 and dim.lower == 0 and size <= GPU_VECTOR_BYTES and not dim.variable
     return whole and all(_is_aligned(function, access, index, lanes) for access, index in moving)
 
 
 def _is_aligned(function: BoundFunction, access: tc.Access, index: str, lanes: int) -> bool:
     """Whether addresses at multiples of `lanes` along `index` are multiples of `lanes` for all other index values."""
-    for e, step in zip(access.subscripts, function.tensor(access.tensor).strides, strict=True):
+    tensor = function.tensor(access.tensor)
+    if any(tensor.stride_variables):
+        return False
+    for e, step in zip(access.subscripts, tensor.strides, strict=True):
         form = to_isl_affine(e)
         others = (1,) if form is None else (form.constant, *(c for name, c in form.terms if name != index))
         if any(c * step % lanes for c in others):

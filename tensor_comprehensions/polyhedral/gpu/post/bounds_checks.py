@@ -9,7 +9,7 @@ from math import prod
 from ....core.internal_names import internal_name
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
-from ....loop_ir.nodes import BLOCK, THREAD, Buffer, CheckSite, Kernel, Launch
+from ....loop_ir.nodes import BLOCK, THREAD, BlockCount, Buffer, CheckSite, Kernel, Launch
 from ....lower_expr import LoweringScope, lower_expr, lower_subscript
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import BoundIndex, BoundsCheck, BoundStatement
@@ -27,8 +27,13 @@ def check_kernels(
     found = [(s, c) for s in statements if all(i.extent for i in s.indices) for c in dict.fromkeys(s.checks)]
     numbered = [(site, s, c) for site, (s, c) in enumerate(found, first_site)]
     kernels = []
-    for _, run in groupby(numbered, key=lambda n: -1 if _is_direct(n[2]) else n[0]):
+    for _, run in groupby(numbered, key=lambda n: -1 if _is_direct(n[2]) and _find_rows(*n[1:]) is None else n[0]):
         together = list(run)
+        site, s, check = together[0]
+        rows = _find_rows(s, check)
+        if rows is not None:
+            kernels.append(_check_rows(s, check, rows, buffers, site, internal_name(name, f"check{site}")))
+            continue
         points = [_count_check_points(s, check) for _, s, check in together]
         blocks = min(GPU_MAX_CHECK_BLOCKS, -(-max(points) // GPU_CHECK_THREADS))
         bodies = [_check_all_points(s, check, buffers, site, blocks) for site, s, check in together]
@@ -51,6 +56,40 @@ def _find_used_indices(s: BoundStatement, check: BoundsCheck) -> tuple[BoundInde
     return tuple(i for i in s.indices if i.name in used)
 
 
+def _find_rows(s: BoundStatement, check: BoundsCheck) -> BoundIndex | None:
+    """The first index that a check depends on whose extent only a call tells, or None."""
+    return next((i for i in _find_used_indices(s, check) if i.variable), None)
+
+
+def _check_rows(
+    s: BoundStatement, check: BoundsCheck, rows: BoundIndex, buffers: Mapping[str, Buffer], site: int, name: str
+) -> Kernel:
+    """The kernel that performs `check` for all values of `rows`; a block takes several if they have few points."""
+    others = tuple(i for i in _find_used_indices(s, check) if i is not rows)
+    each: ir.Expr = build.const(1)
+    for i in others:
+        each = build.mul(each, _extent_of(i))
+    known = build.integer(each)
+    together = 1 if known is None else max(1, GPU_CHECK_THREADS // max(1, known))
+    block, point = internal_name(f"block{site}"), internal_name(f"point{site}")
+    inside = build.var(point)
+    row = build.add(build.mul(build.var(block), together), build.div(inside, each) if together > 1 else 0)
+    place = _unravel_point(build.mod(inside, each) if together > 1 else inside, others)
+    place[rows.name] = build.add(row, rows.lower)
+    body = _lower_bounds_check(check, place, buffers, site)
+    if together > 1:
+        body = build.when(build.lt(row, build.var(rows.variable)), body)
+    body = ir.Loop(point, build.var(THREAD[0]), build.mul(each, together), body, step=GPU_CHECK_THREADS)
+    count = build.div(build.add(build.var(rows.variable), together - 1), together)
+    body = ir.Loop(block, build.var(BLOCK[0]), count, body, step=GPU_MAX_CHECK_BLOCKS)
+    counts = BlockCount(rows.variable, together, GPU_MAX_CHECK_BLOCKS), None, None
+    return Kernel(name, body, Launch((GPU_MAX_CHECK_BLOCKS, 1, 1), (GPU_CHECK_THREADS, 1, 1), counts=counts))
+
+
+def _extent_of(i: BoundIndex) -> ir.Expr:
+    return build.var(i.variable) if i.variable else build.const(i.extent)
+
+
 def _count_check_points(s: BoundStatement, check: BoundsCheck) -> int:
     return prod(i.extent for i in _find_used_indices(s, check))
 
@@ -69,8 +108,8 @@ def _unravel_point(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, i
     """The values of `indices` at the point with the linear index `point`; the last index varies fastest."""
     values: dict[str, ir.Expr] = {}
     for i in reversed(indices[1:]):
-        values[i.name] = build.add(build.mod(point, i.extent), i.lower)
-        point = build.div(point, i.extent)
+        values[i.name] = build.add(build.mod(point, _extent_of(i)), i.lower)
+        point = build.div(point, _extent_of(i))
     for i in indices[:1]:
         values[i.name] = build.add(point, i.lower)
     return values

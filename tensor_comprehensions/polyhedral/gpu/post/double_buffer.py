@@ -7,13 +7,13 @@ the previous one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ....loop_ir import build, linear_forms
 from ....loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, WAIT_ASYNC
-from ....loop_ir.nodes import Block, Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Ramp, Space, Stmt, Store
-from ....loop_ir.rewrite import map_expr, map_stmt, substitute_stmt, walk_stmts
+from ....loop_ir.nodes import Block, Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Ramp, Space, Stmt, Store, Var
+from ....loop_ir.rewrite import map_expr, map_stmt, substitute_stmt, walk_expr, walk_stmts
 from ....machine import GPU_ASYNC_COPY_BYTES
 from ..promote.promote_shared import shared_bytes_of
 
@@ -27,10 +27,13 @@ class LoopStage:
     buffers: tuple[Buffer, ...]
 
 
-def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stmt, tuple[Buffer, ...]]:
+def double_buffer(
+    body: Stmt, buffers: Sequence[Buffer], room: int, parameters: Collection[str] = ()
+) -> tuple[Stmt, tuple[Buffer, ...]]:
     """`body` with its loops over staged tiles pipelined, and `buffers` with those of the tiles doubled.
 
-    room: the remaining bytes of shared memory. Nothing changes if several loops fill one buffer.
+    room: the remaining bytes of shared memory. parameters: the variables that a call gives; loops up to them may run
+    not at all. Nothing changes if several loops fill one buffer.
     """
     doubled: dict[str, Buffer] = {}
     again = False
@@ -46,7 +49,10 @@ def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stm
             return s
         room -= more
         doubled.update({b.name: _double_extent(b) for b in stage.buffers})
-        return _pipeline_loop(s, stage, doubled)
+        pipelined = _pipeline_loop(s, stage, doubled)
+        if any(isinstance(e, Var) and e.name in parameters for e in walk_expr(s.stop)):
+            return build.when(build.lt(s.start, s.stop), pipelined)
+        return pipelined
 
     new = on_stmt(body)
     if again or not doubled:

@@ -36,10 +36,10 @@ def split_full_tiles(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval
 
 
 def _find_partial_blocks(plan: KernelPlan) -> Iterator[tuple[str, int]]:
-    """The block variables along which the last tile is partial, each with its last value."""
-    rows = zip(BLOCK, plan.group.rows, plan.sizes, plan.tiles, plan.blocks, strict=False)
-    for name, row, size, tiles, blocks in rows:
-        if tiles == blocks > 1 and row.extent % size:
+    """The block variables along which the last tile is known to be partial, each with its last value."""
+    rows = zip(BLOCK, plan.group.rows, plan.sizes, plan.tiles, plan.blocks, plan.variables, strict=False)
+    for name, row, size, tiles, blocks, variable in rows:
+        if tiles == blocks > 1 and row.extent % size and not variable:
             yield name, tiles - 1
 
 

@@ -21,6 +21,7 @@ from ....loop_ir.nodes import Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, 
 from ....lower_expr import LoweringScope, lower_subscript
 from ....machine import GPU_VECTOR_BYTES
 from ....tc_lang import ir as tc
+from ...scop.isl_affine import isl_parameter
 from ..emit.isl_to_expr import IslExprBuilder, launch_identifiers
 from .footprint import OUT, Box, IndirectAccess, ReferenceGroup
 from .references import coordinate_name, coordinates_by_name
@@ -111,24 +112,45 @@ class BlockCopy:
 
     def _condition(self, outer: Sequence[Expr], element: Sequence[Expr], launch: Launch) -> Expr:
         around = self.box.relation
-        wanted = in_bounds_map(around.get_space(), self.tensor.shape) if self.only is None else self.only
+        wanted = in_bounds_map(around.get_space(), self.tensor) if self.only is None else self.only
         missing = wanted.gist(around.intersect_domain(self.points))
         return IslExprBuilder((*outer, *element), launch_identifiers(launch)).holds(missing.wrap().flatten())
 
 
-def in_bounds_map(space: isl.Space, shape: Sequence[int]) -> isl.Map:
-    """The pairs of `space`, `[c] -> T[x]`, whose elements are in bounds of a tensor of this shape."""
+def in_bounds_map(space: isl.Space, tensor: Buffer) -> isl.Map:
+    """The pairs of `space`, `[c] -> T[x]`, whose elements are in bounds of a tensor."""
     result = isl.Map.universe(space)
-    for d, extent in enumerate(shape):
-        least, most = (isl.Val(v, space.get_ctx()) for v in (0, extent - 1))
-        result = result.lower_bound_val(isl.dim_type.out, d, least).upper_bound_val(isl.dim_type.out, d, most)
+    for d in range(len(tensor.shape)):
+        result = _bound_dimension(result, d, tensor, d)
     return result
+
+
+def _bound_dimension(pairs: isl.Map, d: int, tensor: Buffer, dimension: int) -> isl.Map:
+    """The `pairs` whose coordinate `d` is in bounds of a dimension of a tensor."""
+    ctx, variable = pairs.get_ctx(), tensor.extent_variable(dimension)
+    pairs = pairs.lower_bound_val(OUT, d, isl.Val(0, ctx))
+    if variable is None:
+        return pairs.upper_bound_val(OUT, d, isl.Val(tensor.shape[dimension] - 1, ctx))
+    name = isl_parameter(variable)
+    if pairs.find_dim_by_name(isl.dim_type.param, name) < 0:
+        count = pairs.dim(isl.dim_type.param)
+        pairs = pairs.add_dims(isl.dim_type.param, 1).set_dim_name(isl.dim_type.param, count, name)
+    number = pairs.find_dim_by_name(isl.dim_type.param, name)
+    below = isl.Constraint.alloc_inequality(isl.LocalSpace.from_space(pairs.get_space()))
+    below = below.set_coefficient_val(isl.dim_type.param, number, 1).set_coefficient_val(OUT, d, -1)
+    return pairs.add_constraint(below.set_constant_val(-1))
+
+
+def has_any_alignment(tensor: Buffer) -> bool:
+    """Whether a call may give it a last extent, or a stride, that no vector divides."""
+    last = len(tensor.shape) - 1
+    return tensor.extent_variable(last) is not None or any(tensor.stride_variables)
 
 
 def copy_lanes(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) -> int:
     """The number of elements to copy at once; 1 if vectors would be misaligned or contain excluded elements."""
     size = tensor.type.dtype.size
-    if not box.sides or tensor.strides[-1] != 1 or size >= GPU_VECTOR_BYTES:
+    if not box.sides or tensor.strides[-1] != 1 or size >= GPU_VECTOR_BYTES or has_any_alignment(tensor):
         return 1
     if only is not None and not _whole_rows(tensor, box, points, only):
         return 1
@@ -156,8 +178,7 @@ def _whole_rows(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map) -> boo
     """Whether `only` has either all or none of the last dimension for all other coordinates in the box."""
     d = len(box.sides) - 1
     rows = only.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, only.get_tuple_id(OUT))
-    least, most = (isl.Val(v, only.get_ctx()) for v in (0, tensor.shape[-1] - 1))
-    rows = rows.lower_bound_val(OUT, d, least).upper_bound_val(OUT, d, most)
+    rows = _bound_dimension(rows, d, tensor, len(tensor.shape) - 1)
     return bool(box.relation.intersect_domain(points).intersect(rows).is_subset(only))
 
 

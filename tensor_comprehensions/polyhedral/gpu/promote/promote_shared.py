@@ -466,7 +466,7 @@ def copy_statement(
         return BlockCopy(tensor, buffer, group.box, points, group.footprint, lanes, found)
     if only is not None:
         inside = group.box.relation.intersect_domain(points)
-        only = None if inside.intersect(in_bounds_map(inside.get_space(), tensor.shape)).is_subset(only) else only
+        only = None if inside.intersect(in_bounds_map(inside.get_space(), tensor)).is_subset(only) else only
     lanes = gcd(copy_lanes(tensor, group.box, points, only), *buffer.strides[:-1])
     return BlockCopy(tensor, buffer, group.box, points, only, lanes)
 

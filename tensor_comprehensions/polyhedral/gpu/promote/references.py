@@ -12,7 +12,7 @@ import islpy as isl
 from ....core.internal_names import internal_name
 from ....tc_lang import ir as tc
 from ....tc_lang.ir import BoundFunction, map_operands
-from ...scop.isl_affine import isl_tensor, quasi_affine
+from ...scop.isl_affine import isl_extent, isl_parameters, isl_tensor, quasi_affine
 from ..plan.statement_phases import Phase, Unit
 from .footprint import OUT, IndirectAccess, Reference
 
@@ -55,16 +55,18 @@ def _make_reference(
     writes: bool,
 ) -> Reference:
     """The reference of `access`. A guarded access is to the element at its subscripts, or to none if out of bounds."""
-    shape = function.tensor(access.tensor).shape
+    tensor = function.tensor(access.tensor)
+    extents = [isl_extent(tensor, d) for d in range(len(tensor.shape))]
     texts = [quasi_affine(e) for e in access.subscripts]
     names = [f"x{d}" for d in range(len(texts))]
     conditions = [f"{x} = {t}" for x, t in zip(names, texts, strict=True) if t is not None]
     if None in texts or access.guarded:
-        conditions += [f"0 <= {x} < {extent}" for x, extent in zip(names, shape, strict=True)]
+        conditions += [f"0 <= {x} < {extent}" for x, extent in zip(names, extents, strict=True)]
     element = f"{isl_tensor(access.tensor)}[{', '.join(names)}]"
     bounds = unit.domain.partition(" : ")[2]
     formula = " and ".join(c for c in (bounds, *conditions) if c)
-    relation = isl.Map(f"{{ {unit.instance} -> {element}{' : ' + formula if formula else ''} }}", context)
+    prefix = isl_parameters((*unit.variables, *(v or "" for v in tensor.extent_variables)))
+    relation = isl.Map(f"{prefix}{{ {unit.instance} -> {element}{' : ' + formula if formula else ''} }}", context)
     subscripts = None
     if None not in texts:
         subscripts = isl.MultiAff(f"{{ {unit.instance} -> [{', '.join(f'({t})' for t in texts)}] }}", context)

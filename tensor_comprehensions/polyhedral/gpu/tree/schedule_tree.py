@@ -5,17 +5,24 @@ Blocks and threads are the parameters `b0 b1 b2` and `t0 t1 t2` of the sets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import islpy as isl
 from typing_extensions import assert_never
 
+from ...scop.isl_affine import isl_parameter, isl_parameters
 from ..plan.statement_phases import Unit, filter_of
 
 BLOCK_IDS = ("b0", "b1", "b2")
 THREAD_IDS = ("t0", "t1", "t2")
 PARAMETERS = f"[{', '.join((*BLOCK_IDS, *THREAD_IDS))}] -> "
+
+
+def declare_parameters(variables: Iterable[str]) -> str:
+    """The parameters for blocks and threads, and those for `variables`, as the prefix of a set in isl's notation."""
+    names = (*BLOCK_IDS, *THREAD_IDS, *map(isl_parameter, dict.fromkeys(variables)))
+    return f"[{', '.join(names)}] -> "
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +68,14 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class SequenceNode:
-    """Children one after another. domain: the values of the enclosing loops as isl text; used for collectives."""
+    """Children one after another.
+
+    domain: the values of the enclosing loops as isl text; used for collectives. variables: the int64 variables in it.
+    """
 
     children: tuple[tuple[tuple[Unit, ...], Tree] | Collective, ...]
     domain: str
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ Tree = Band | MappingFilter | SequenceNode | Mark | Empty
 
 def tree_to_isl(context: isl.Context, units: Sequence[Unit], tree: Tree) -> isl.Schedule:
     """The isl schedule of `tree`, with the domain of `units`."""
-    domain = "{ " + "; ".join(u.domain for u in units) + " }"
+    domain = isl_parameters(v for u in units for v in u.variables) + "{ " + "; ".join(u.domain for u in units) + " }"
     return isl.Schedule.read_from_str(context, f'{{ domain: "{domain}"{_print_child(tree)} }}')
 
 
@@ -141,7 +152,7 @@ def _print_sequence(tree: SequenceNode) -> str:
     space, _, condition = tree.domain.partition(" : ")
     tail = f" : {condition}" if condition else ""
     maps = "; ".join(f"{space} -> {name}[]{tail}" for name in extra)
-    return f'extension: "{PARAMETERS}{{ {maps} }}", child: {{ {text} }}'
+    return f'extension: "{declare_parameters(tree.variables)}{{ {maps} }}", child: {{ {text} }}'
 
 
 def with_mark(tree: Tree, name: str, depth: int, *, threads: bool) -> Tree:
@@ -182,7 +193,7 @@ def without_collectives(tree: Tree) -> Tree:
             return tree
         case SequenceNode(children, domain):
             kept = tuple((c[0], without_collectives(c[1])) for c in children if not isinstance(c, Collective))
-            return SequenceNode(kept, domain)
+            return SequenceNode(kept, domain, tree.variables)
         case Band() | MappingFilter() | Mark():
             return replace(tree, child=without_collectives(tree.child))
         case _:
