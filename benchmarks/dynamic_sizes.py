@@ -154,7 +154,7 @@ CASES = (
 
 
 def compile_ratio(case: Case, repeat: int) -> tuple[float, float]:
-    """Processor seconds to compile a range kernel, and that divided by those of an exact one: medians of `repeat`."""
+    """Processor seconds to compile a range kernel, and that divided by those of an exact one: the least of `repeat`."""
     arguments = case.arguments(TYPICAL)
     case.define().compile(*arguments, dynamic=False)  # warms the process up
 
@@ -165,20 +165,23 @@ def compile_ratio(case: Case, repeat: int) -> tuple[float, float]:
         return time.process_time() - start
 
     taken = [(compile_kernel(True), compile_kernel(False)) for _ in range(repeat)]
-    return statistics.median(mine for mine, _ in taken), statistics.median(mine / exact for mine, exact in taken)
+    mine, exact = (min(column) for column in zip(*taken, strict=True))
+    return mine, mine / exact
 
 
 def run_ratios(case: Case, seconds: float) -> dict[int, float]:
     """For each size, the time of a call of the range kernel, divided by that of the exact one."""
-    found, range_op = {}, case.define()
-    for size in case.sizes:
-        arguments, exact_op = case.arguments(size), case.define()
-        mine = range_op.compile(*arguments, dynamic=case.dynamic)
-        exact = exact_op.compile(*arguments, dynamic=False)
-        contenders = {"range": lambda: mine(*arguments), "exact": lambda: exact(*arguments)}
-        samples = interleave(contenders, seconds=seconds, clock=time.process_time)
-        found[size] = ratios(samples.seconds["range"], samples.seconds["exact"]).median
-    return found
+    range_op = case.define()
+    return {size: _run_ratio(case, range_op, size, seconds) for size in case.sizes}
+
+
+def _run_ratio(case: Case, range_op: Op, size: int, seconds: float) -> float:
+    arguments = case.arguments(size)
+    mine = range_op.compile(*arguments, dynamic=case.dynamic)
+    exact = case.define().compile(*arguments, dynamic=False)
+    contenders = {"range": lambda: mine(*arguments), "exact": lambda: exact(*arguments)}
+    samples = interleave(contenders, seconds=seconds, clock=time.process_time)
+    return ratios(samples.seconds["range"], samples.seconds["exact"]).median
 
 
 def report(chosen: Sequence[Case], repeat: int, seconds: float) -> Iterator[str]:

@@ -7,7 +7,7 @@ Strides that depend on sizes are variables in it: `open_strides` makes numbers f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from time import perf_counter
 from typing import Any
@@ -34,6 +34,7 @@ from ..loop_ir.row_blocks import (
     sizes_buffer,
 )
 from ..loop_ir.show import format_program
+from ..loop_ir.uses import UseTable
 from ..loop_ir.verify import verify
 from ..options import CpuOptions
 from ..runtime.cpu import object_code
@@ -225,6 +226,7 @@ class _Composer:
     windowed: the axes of which rows take several elements, by operand. row_scalars: the same operands by kind.
     unread: of each variant, the temporaries that are read only where a mask holds.
     strides: as in `RangeProblem`. lower: the module of a def, whose variant is that many rows along each axis.
+    uses: finds what statements use.
     """
 
     axes: tuple[Rows, ...]
@@ -236,6 +238,7 @@ class _Composer:
     unread: Mapping[tuple[int, ...], frozenset[str]]
     strides: StrideClasses
     lower: Callable[[tuple[int, ...], BoundFunction], Module]
+    uses: UseTable = field(default_factory=UseTable)
 
     def compose(self, level: int, bounds: Mapping[tuple[int, ...], BoundFunction], outer: tuple[int, ...]) -> Module:
         """The module for any numbers of rows along the axes from `level` on.
@@ -387,7 +390,7 @@ class _Composer:
         levels = {name: found for name, (_, found) in forms.items() if found}
         rows = self.axes[level]
         windows = {name: (rows.step, rows.reach) for name, axes in self.windowed.items() if level in axes}
-        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level)
+        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level, self.uses)
 
     def open_program(self, bound: BoundFunction) -> OpenProgram:
         """The arguments of the module of all rows. Raises CannotLower if blocks of rows are faster."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from ..core.errors import CannotLower
 from . import build
 from .nodes import Buffer, Expr, Invoke, Load, Loop, LoopKind, Module, Stmt, Store, Var, Window
-from .redirection import accessed_buffers
 from .rewrite import children, list_accesses, map_expr, map_stmt, stmt_expressions, used_values, walk_stmts
+from .uses import accessed_buffers
 
 
 @dataclass(frozen=True, slots=True)
