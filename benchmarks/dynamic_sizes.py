@@ -143,7 +143,7 @@ CASES = (
     Case("attention", ATTENTION, names("T"), lambda n: ((n, 64),) * 3),
     Case("attention, masked scores", MASKED_SCORES, names("T"), lambda n: ((n, 64),) * 3),
     Case("attention, masked terms", MASKED_TERMS, names("QK"), lambda n: ((1, 2, n, 64),) * 3),
-    Case("causal softmax", MASKED_SOFTMAX, names("TU"), lambda n: ((n, n),)),
+    Case("causal softmax", MASKED_SOFTMAX, names("TU"), lambda n: ((n, n),), (8, 33, TYPICAL, 256, 700)),
     Case("decoding by cache", DECODING, names("T"), lambda n: ((8, 64), (8, n, 64), (8, n, 64))),
     Case(
         "convolution by image", CONVOLUTION, names("HW"),

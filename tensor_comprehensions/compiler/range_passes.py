@@ -52,7 +52,7 @@ from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Ten
 from ..tc_lang.syntax.printer import format_ranges
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext, keep_results
-from .row_block_sizes import choose_block_sizes, list_open_counts, list_variants
+from .row_block_sizes import choose_block_sizes, collect_subscript_indices, list_open_counts, list_variants
 from .row_strides import GIVEN, PACKED, StrideClasses, open_strides
 
 BlockMaker = Callable[[tuple[int, ...]], BoundFunction]
@@ -394,8 +394,8 @@ class _Composer:
 
     def open_program(self, bound: BoundFunction) -> OpenProgram:
         """The arguments of the module of all rows. Raises CannotLower if blocks of rows are faster."""
-        if find_block_mask(bound, self.row_scalars) is not None:
-            raise CannotLower("a mask on numbers of rows leaves out blocks")
+        if find_block_mask(bound, self.row_scalars) is not None and any(map(_sums_products, bound.statements)):
+            raise CannotLower("a mask on numbers of rows leaves out blocks of products")
         if any(self._sums_outermost_dimension(t) for t in bound.tensors):
             raise CannotLower("a sum over the outermost dimension reads memory in order, block by block")
         buffers = {}
@@ -460,6 +460,13 @@ class _Composer:
                 extent = sizes[self.axes[places[d]].original_sizes[-1]]
             stride = build.mul(extent, step)
         return found
+
+
+def _sums_products(s: BoundStatement) -> bool:
+    """Whether a statement sums over elements of two tensors, so that a mask can leave out most of the work."""
+    reduced = {i.name for i in s.reduction_indices if i.extent > 1}
+    accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
+    return len({a.tensor for a in accesses if collect_subscript_indices(a) & reduced}) > 1
 
 
 def _make_row_block(size: BlockSize, module: Module, stage: RowStage) -> RowBlock:

@@ -78,6 +78,19 @@ def choose_block_sizes(
     return tuple(found)
 
 
+def needs_register_tiles(make: Callable[[tuple[int, ...]], BoundFunction], axes: Sequence[Rows]) -> bool:
+    """Whether rows along some axis are multiplied by a matrix or by each other, which takes blocks of several rows.
+
+    Args:
+        make: returns the def for a number of rows along each axis.
+    """
+    for n, rows in enumerate(axes):
+        row = make(tuple(1 if m == n else TYPICAL_ROWS for m in range(len(axes))))
+        if any(_adds_products(s, rows) or _count_shared_elements(s, rows) for s in row.statements):
+            return True
+    return False
+
+
 def list_open_counts(axes: Sequence[Rows], number: int) -> tuple[int, ...]:
     """Numbers of rows along each axis to make the loops over any number of rows for. number: of the choice, 0 or 1."""
     outer, inner = OPEN_OUTER_ROWS[number], OPEN_ROWS[number]
@@ -185,10 +198,10 @@ def _count_shared_elements(s: BoundStatement, rows: Rows) -> int:
     reduced = {i.name for i in s.reduction_indices if i.extent > 1}
     free = {i.name: i.extent for i in s.free if i.extent > 1}
     accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
-    if not any(a.tensor in rows.tensors and _collect_subscript_indices(a) & reduced for a in accesses):
+    if not any(a.tensor in rows.tensors and collect_subscript_indices(a) & reduced for a in accesses):
         return 0
     for a in accesses:
-        used = _collect_subscript_indices(a)
+        used = collect_subscript_indices(a)
         if a.tensor not in rows.tensors and used & reduced and used & free.keys():
             again = prod(n for name, n in free.items() if name not in used)
             return prod(i.extent for i in s.indices if i.name in used) if again < ENOUGH_REUSE else 0
@@ -206,14 +219,14 @@ def _adds_products(s: BoundStatement, rows: Rows) -> bool:
         return False
     free = {i.name for i in s.free if i.extent > 1}
     own = [
-        _collect_subscript_indices(e) & free
+        collect_subscript_indices(e) & free
         for e in walk_expr(s.value)
         if isinstance(e, Access) and e.tensor in rows.tensors
     ]
     return any(a - b and b - a for a in own for b in own)
 
 
-def _collect_subscript_indices(a: Access) -> set[str]:
+def collect_subscript_indices(a: Access) -> set[str]:
     """The indices in the subscripts of an access; empty if data decides."""
     parts = [e for x in a.subscripts for e in walk_expr(x)]
     return set() if any(isinstance(e, Access) for e in parts) else {e.name for e in parts if isinstance(e, Index)}

@@ -81,6 +81,14 @@ def latest(float(T) q, float(D) k, float(D) v) -> (o) {
     o(t) +=! d <= t + D - T ? q(t) * k(d) * v(d) : 0
 }
 """
+CAUSAL_SOFTMAX = """
+def causal_softmax(float(T,D) x) -> (o) {
+    m(t) max=! d <= t ? x(t,d) : -inf
+    e(t,d) = d <= t ? exp(x(t,d) - m(t)) : 0
+    z(t) +=! e(t,d)
+    o(t,d) = e(t,d) / z(t)
+}
+"""
 PLACES = "def places(float(N,D) x) -> (o, p) { o(n,d) = x(n,d) + sin(n * 0.1 + d)  p(d) +=! n % 3 == 0 ? x(n,d) : 0 }"
 MIDDLE = "def f(float(B,N,3) x) -> (o) { o(b,n,c) = x(b,n,c) + 1 }"
 Sizes = Mapping[str, int]
@@ -102,6 +110,7 @@ PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
     "decode": (DECODE, shapes("NK", "NDK", "NDK"), ("D", "DK")),
     "attention": (ATTENTION, shapes("TK", "TK", "TK"), ("T",)),
     "causal": (CAUSAL, shapes("T", "T", "T"), ("T",)),
+    "causal_softmax": (CAUSAL_SOFTMAX, shapes("TD"), ("TD",)),
     "latest": (LATEST, shapes("T", "D", "D"), ("TD",)),
     "places": (PLACES, shapes("ND"), ("ND",)),
     "middle": (MIDDLE, lambda sizes: (torch.randn(sizes["N"], sizes["D"], 3),), ("D",)),
@@ -289,7 +298,8 @@ def test_the_interpreter_finds_a_wrong_stride() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dynamic", "is_open"), [("softmax", "D", True), ("layer_norm", "D", True), ("product", "K", False)]
+    ("name", "dynamic", "is_open"),
+    [("softmax", "D", True), ("layer_norm", "D", True), ("causal_softmax", "TD", True), ("product", "K", False)],
 )
 def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dynamic: str, is_open: bool) -> None:
     op = op_of(name, set(dynamic))
@@ -301,11 +311,11 @@ def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dyna
 
 
 def test_blocks_that_a_mask_leaves_out_have_code_of_their_own() -> None:
-    text = "def f(float(T) q, float(D) k) -> (o) { o(t) +=! d <= t ? q(t) * k(d) : 0 }"
+    text = "def f(float(T,I) q, float(D,I) k) -> (o) { o(t) +=! d <= t ? q(t,i) * k(d,i) : 0 }"
     found = []
     for mask in ("d <= t", "d % 2 == 0", "d * t < 9", "d <= t || t < 3"):
         (op,) = tc.define(text.replace("d <= t", mask), dynamic={"T", "D"})
-        check_machine_code(op, (torch.randn(70), torch.randn(75)), {})
+        check_machine_code(op, (torch.randn(70, 4), torch.randn(75, 4)), {})
         module = range_kernels(op)[0].rerun_until("join")
         tests = [s.condition for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, If)]
         found.append(any(mentions(e, {first_row_variable(0), first_row_variable(1)}) for e in tests))
