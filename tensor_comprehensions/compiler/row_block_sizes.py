@@ -147,7 +147,7 @@ def _choose_axis(
         counts = SHARED_INNER_ROWS if is_one_of_several else alone
     else:
         least = -(-BLOCK_OPS // ops)
-        most = max(least * STEP, VECTOR_ROWS * _is_last(row, rows))
+        most = max(least * STEP if least > 1 else 1, VECTOR_ROWS * _is_last(row, rows))
         counts = tuple(n for n in INNER_ROWS if n <= most) if _is_inner(rows) else _list_block_row_counts(least)
         counts = tuple(n for n in counts if n <= MOST_INNER_ROWS) if is_one_of_several else counts
     optional = counts[0] if counts is SUMMED_INNER_ROWS else 0

@@ -15,9 +15,9 @@ from tensor_comprehensions.api import Op
 from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.dispatch import inline_cache
-from tensor_comprehensions.loop_ir.nodes import If, Stmt, Window
+from tensor_comprehensions.loop_ir.nodes import If, Loop, Stmt, Window
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, mentions, walk_stmts
-from tensor_comprehensions.loop_ir.row_blocks import first_row_variable
+from tensor_comprehensions.loop_ir.row_blocks import block_variable, first_row_variable
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.fastpath import launch_ir
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
@@ -90,6 +90,15 @@ def causal_softmax(float(T,D) x) -> (o) {
 }
 """
 PLACES = "def places(float(N,D) x) -> (o, p) { o(n,d) = x(n,d) + sin(n * 0.1 + d)  p(d) +=! n % 3 == 0 ? x(n,d) : 0 }"
+BATCH_NORM = """
+def batch_norm(float(N,D,3,4) x, float(D) g) -> (y) {
+    m(d) +=! x(n,d,h,w)
+    m(d) = m(d) / (N * 12)
+    v(d) +=! (x(n,d,h,w) - m(d)) * (x(n,d,h,w) - m(d))
+    s(d) = rsqrt(v(d) / (N * 12) + 1e-5) * g(d)
+    y(n,d,h,w) = (x(n,d,h,w) - m(d)) * s(d)
+}
+"""
 MIDDLE = "def f(float(B,N,3) x) -> (o) { o(b,n,c) = x(b,n,c) + 1 }"
 Sizes = Mapping[str, int]
 Make = Callable[[Sizes], tuple[Any, ...]]
@@ -113,6 +122,11 @@ PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
     "causal_softmax": (CAUSAL_SOFTMAX, shapes("TD"), ("TD",)),
     "latest": (LATEST, shapes("T", "D", "D"), ("TD",)),
     "places": (PLACES, shapes("ND"), ("ND",)),
+    "batch_norm": (
+        BATCH_NORM,
+        lambda sizes: (torch.randn(sizes["N"], sizes["D"], 3, 4), torch.randn(sizes["D"])),
+        ("N",),
+    ),
     "middle": (MIDDLE, lambda sizes: (torch.randn(sizes["N"], sizes["D"], 3),), ("D",)),
 }
 CASES = [(name, dynamic) for name, (_, _, sets) in PROGRAMS.items() for dynamic in sets]
@@ -308,6 +322,17 @@ def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dyna
     assert kernel.has_open_loops == is_open
     windows = [s for k in kernel.rerun_until("join").kernels for s in walk_stmts(k.body) if isinstance(s, Window)]
     assert bool(windows) != is_open
+
+
+def test_images_are_normalized_channel_by_channel_in_blocks_of_one_size() -> None:
+    op = op_of("batch_norm", {"N"})
+    op(torch.randn(9, 64, 3, 4), torch.randn(64))
+    (kernel,) = range_kernels(op)
+    channels, images = ([size.rows for size in axis] for axis in kernel.sizes)
+    assert channels == [1]
+    loops = [s for k in kernel.rerun_until("join").kernels for s in walk_stmts(k.body) if isinstance(s, Loop)]
+    assert sum(s.var == block_variable(1) for s in loops) == 3, "a loop for each stage, whose last block is shorter"
+    assert len(images) > 1
 
 
 def test_blocks_that_a_mask_leaves_out_have_code_of_their_own() -> None:
