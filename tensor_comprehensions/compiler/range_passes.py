@@ -9,7 +9,7 @@ chooses numbers to stand for them during the passes that no pass can exploit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from time import perf_counter
 from typing import Any
@@ -36,6 +36,7 @@ from ..loop_ir.row_blocks import (
     sizes_buffer,
 )
 from ..loop_ir.show import format_program
+from ..loop_ir.uses import UseTable
 from ..loop_ir.verify import verify
 from ..options import CpuOptions
 from ..runtime.cpu import object_code
@@ -53,7 +54,7 @@ from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Ten
 from ..tc_lang.syntax.printer import format_ranges
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext, keep_results
-from .row_block_sizes import choose_block_sizes, list_open_counts, list_variants
+from .row_block_sizes import choose_block_sizes, collect_subscript_indices, list_open_counts, list_variants
 from .row_strides import GIVEN, PACKED, StrideClasses, open_strides
 
 BlockMaker = Callable[[tuple[int, ...]], BoundFunction]
@@ -236,6 +237,7 @@ class _Composer:
         row_scalars: the operands in `scalars` by kind.
         unread: for each variant, the temporaries that are read only where a mask holds.
         lower: returns the module for a variant and its def.
+        uses: finds what statements use.
     """
 
     axes: tuple[Rows, ...]
@@ -247,6 +249,7 @@ class _Composer:
     unread: Mapping[tuple[int, ...], frozenset[str]]
     strides: StrideClasses
     lower: Callable[[tuple[int, ...], BoundFunction], Module]
+    uses: UseTable = field(default_factory=UseTable)
 
     def compose(self, level: int, bounds: Mapping[tuple[int, ...], BoundFunction], outer: tuple[int, ...]) -> Module:
         """The module for any numbers of rows along the axes from `level` on.
@@ -398,12 +401,12 @@ class _Composer:
         levels = {name: found for name, (_, found) in forms.items() if found}
         rows = self.axes[level]
         windows = {name: (rows.step, rows.reach) for name, axes in self.windowed.items() if level in axes}
-        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level)
+        return RowProgram(bound.name, tuple(arguments), tuple(local), levels, self.scalars, windows, level, self.uses)
 
     def open_program(self, bound: BoundFunction) -> OpenProgram:
         """The arguments of the module with loops over all rows. Raises CannotLower if blocks of rows are faster."""
-        if find_block_mask(bound, self.row_scalars) is not None:
-            raise CannotLower("a mask on numbers of rows leaves out blocks")
+        if find_block_mask(bound, self.row_scalars) is not None and any(map(_sums_products, bound.statements)):
+            raise CannotLower("a mask on numbers of rows leaves out blocks of products")
         if any(self._sums_outermost_dimension(t) for t in bound.tensors):
             raise CannotLower("a sum over the outermost dimension reads memory in order, block by block")
         buffers = {}
@@ -468,6 +471,13 @@ class _Composer:
                 extent = sizes[self.axes[places[d]].original_sizes[-1]]
             stride = build.mul(extent, step)
         return found
+
+
+def _sums_products(s: BoundStatement) -> bool:
+    """Whether a statement sums over elements of two tensors, so that a mask can leave out most of the work."""
+    reduced = {i.name for i in s.reduction_indices if i.extent > 1}
+    accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
+    return len({a.tensor for a in accesses if collect_subscript_indices(a) & reduced}) > 1
 
 
 def _make_row_block(size: BlockSize, module: Module, stage: RowStage) -> RowBlock:

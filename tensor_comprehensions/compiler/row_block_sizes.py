@@ -80,6 +80,19 @@ def choose_block_sizes(
     return tuple(found)
 
 
+def needs_register_tiles(make: Callable[[tuple[int, ...]], BoundFunction], axes: Sequence[Rows]) -> bool:
+    """Whether rows along some axis are multiplied by a matrix or by each other, which takes blocks of several rows.
+
+    Args:
+        make: returns the def for a number of rows along each axis.
+    """
+    for n, rows in enumerate(axes):
+        row = make(tuple(1 if m == n else TYPICAL_ROWS for m in range(len(axes))))
+        if any(_adds_products(s, rows) or _count_shared_elements(s, rows) for s in row.statements):
+            return True
+    return False
+
+
 def list_open_counts(axes: Sequence[Rows], number: int) -> tuple[int, ...]:
     """One of the two tuples of row counts, by axis, for which loops over all rows are lowered. number: 0 or 1."""
     outer, inner = OPEN_LOOP_OUTER_ROWS[number], OPEN_LOOP_ROWS[number]
@@ -136,7 +149,7 @@ def _choose_axis(
         counts = SHARED_OPERAND_INNER_BLOCK_ROWS if is_one_of_several else alone
     else:
         least = -(-MIN_BLOCK_OPS // ops)
-        most = max(least * BLOCK_ROWS_RATIO, MIN_VECTOR_BLOCK_ROWS * _is_last(row, rows))
+        most = max(least * BLOCK_ROWS_RATIO if least > 1 else 1, MIN_VECTOR_BLOCK_ROWS * _is_last(row, rows))
         counts = tuple(n for n in COLUMN_BLOCK_ROWS if n <= most) if _is_inner(rows) else _list_block_row_counts(least)
         counts = tuple(n for n in counts if n <= MAX_INNER_BLOCK_ROWS) if is_one_of_several else counts
     optional = counts[0] if counts is ROW_SUM_INNER_BLOCK_ROWS else 0
@@ -189,10 +202,10 @@ def _count_shared_elements(s: BoundStatement, rows: Rows) -> int:
     reduced = {i.name for i in s.reduction_indices if i.extent > 1}
     free = {i.name: i.extent for i in s.free if i.extent > 1}
     accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
-    if not any(a.tensor in rows.tensors and _collect_subscript_indices(a) & reduced for a in accesses):
+    if not any(a.tensor in rows.tensors and collect_subscript_indices(a) & reduced for a in accesses):
         return 0
     for a in accesses:
-        used = _collect_subscript_indices(a)
+        used = collect_subscript_indices(a)
         if a.tensor not in rows.tensors and used & reduced and used & free.keys():
             again = prod(n for name, n in free.items() if name not in used)
             return prod(i.extent for i in s.indices if i.name in used) if again < REGISTER_TILE_REUSE else 0
@@ -210,14 +223,14 @@ def _adds_products(s: BoundStatement, rows: Rows) -> bool:
         return False
     free = {i.name for i in s.free if i.extent > 1}
     own = [
-        _collect_subscript_indices(e) & free
+        collect_subscript_indices(e) & free
         for e in walk_expr(s.value)
         if isinstance(e, Access) and e.tensor in rows.tensors
     ]
     return any(a - b and b - a for a in own for b in own)
 
 
-def _collect_subscript_indices(a: Access) -> set[str]:
+def collect_subscript_indices(a: Access) -> set[str]:
     """The indices in the subscripts of an access; empty if a subscript reads a tensor."""
     parts = [e for x in a.subscripts for e in walk_expr(x)]
     return set() if any(isinstance(e, Access) for e in parts) else {e.name for e in parts if isinstance(e, Index)}

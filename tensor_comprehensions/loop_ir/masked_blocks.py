@@ -8,7 +8,8 @@ from functools import reduce
 
 from . import build
 from .nodes import Expr, If, Kernel, Load, Module, Space, Stmt
-from .redirection import Redirect, used_buffers
+from .redirection import Redirect
+from .uses import used_buffers
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
         case Window(buffer, source, start, rows, length, body):
             first, count, inner = on_expr(start), on_expr(length), on_stmt(body)
             same = first is start and count is length and inner is body
-            return s if same else Window(buffer, source, first, rows, count, inner, s.dimension)
+            return s if same else Window(buffer, source, first, rows, count, inner, s.dimension, s.spare)
         case Check(condition, site, value):
             c, v = on_expr(condition), on_expr(value)
             return s if c is condition and v is value else Check(c, site, v)

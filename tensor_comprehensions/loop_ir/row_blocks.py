@@ -42,9 +42,10 @@ from .nodes import (
     Window,
 )
 from .passes.hoist_packing import hoist_packing
-from .redirection import Redirect, accessed_buffers, used_buffers
-from .rewrite import map_stmt, stride_variables, used_values, walk_expr, walk_stmts
+from .redirection import Redirect
+from .rewrite import map_stmt, used_values, walk_expr, walk_stmts
 from .row_loops import RowLoops, end_row_loops, find_row_loops
+from .uses import UseTable, has_body
 
 SIZES = internal_name("sizes")
 """The name of the last argument: an array of int64 with sizes, followed by strides."""
@@ -100,7 +101,7 @@ class RowProgram:
     levels: for buffers with rows, the level of each dynamic dimension. scalars: for scalar arguments of the modules,
     the variables that replace them. windows: for operands of which a row uses several elements along the axis, (step
     from row to row, number of elements). level: the level of the rows that the stages run over; other dynamic
-    dimensions have greater ones.
+    dimensions have greater ones. uses: finds what statements use; the programs of all levels share it.
     """
 
     name: str
@@ -110,6 +111,7 @@ class RowProgram:
     scalars: Mapping[str, str] = field(default_factory=dict)
     windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     level: int = 0
+    uses: UseTable = field(default_factory=UseTable)
 
 
 def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
@@ -118,7 +120,7 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
     Raises:
         CannotLower: checks cannot run before all computation, or differ between blocks.
     """
-    stages = _use_same_windows(stages)
+    stages = _use_same_windows(stages, program.uses)
     modules = [m for stage in stages for m in modules_of(stage)]
     arguments = tuple(_common_form(b, modules) for b in program.arguments)
     shared = tuple(replace(_common_form(b, modules), space=Space.SCRATCH) for b in program.shared)
@@ -129,7 +131,7 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
     kernels = []
     for name, parts in _split_into_phases(numbered):
         body = build.block(*map(joiner.run_stage, parts))
-        used = used_buffers(body)
+        used = program.uses.find(body).buffers
         for b in (b for b in shared if b.name in used):
             body = joiner.allocate(b, body)
         kernels.append(Kernel(internal_name(program.name, name), body))
@@ -157,7 +159,7 @@ def bind_variables(module: Module, count: int, values: Sequence[tuple[str, Expr]
     return replace(
         module,
         arguments=(*module.arguments, sizes_buffer(count)),
-        kernels=tuple(replace(k, body=_bind_used(k.body, values)) for k in module.kernels),
+        kernels=tuple(replace(k, body=_bind_used(k.body, values, UseTable())) for k in module.kernels),
     )
 
 
@@ -166,8 +168,8 @@ def sizes_buffer(count: int) -> Buffer:
     return Buffer(SIZES, Type(INT64), (count,), (1,))
 
 
-def _bind_used(body: Stmt, values: Sequence[tuple[str, Expr]]) -> Stmt:
-    used = set(_used_variables(body))
+def _bind_used(body: Stmt, values: Sequence[tuple[str, Expr]], uses: UseTable) -> Stmt:
+    used = set(uses.find(body).variables)
     for name, value in reversed(values):
         if name in used:
             body = Let(name, value, body)
@@ -175,29 +177,21 @@ def _bind_used(body: Stmt, values: Sequence[tuple[str, Expr]]) -> Stmt:
     return body
 
 
-def _used_variables(s: Stmt) -> frozenset[str]:
-    """The variables in `s`, including stride variables."""
-    values = list(used_values(s))
-    return stride_variables(s, values) | {e.name for e in values if isinstance(e, Var)}
-
-
 def modules_of(stage: Stage) -> tuple[Module, ...]:
     """The modules that a stage is made of."""
     return (stage,) if isinstance(stage, Module) else tuple(b.module for b in stage)
 
 
-def _use_same_windows(stages: Sequence[Stage]) -> list[Stage]:
+def _use_same_windows(stages: Sequence[Stage], uses: UseTable) -> list[Stage]:
     """`stages` with windows on a buffer in all modules if in any: inner axes may have added them in some only."""
-    found = [
-        s for stage in stages for m in modules_of(stage) for k in m.kernels for s in walk_stmts(k.body)
-        if isinstance(s, Window)
-    ]  # fmt: skip
-    names = {w.source.name: w.buffer.name for w in found}
+    names: dict[str, str] = {}
+    for k in (k for stage in stages for m in modules_of(stage) for k in m.kernels):
+        names |= uses.find(k.body).windows
 
     def add_windows(m: Module) -> Module:
-        if not any(accessed_buffers(k.body) & names.keys() for k in m.kernels):
+        if not any(uses.find(k.body).accessed.keys() & names.keys() for k in m.kernels):
             return m
-        bodies = [_view_used(_add_windows(k.body, names), m.arguments, names) for k in m.kernels]
+        bodies = [_view_used(_add_windows(k.body, names, uses), m.arguments, names, uses) for k in m.kernels]
         return replace(m, kernels=tuple(replace(k, body=body) for k, body in zip(m.kernels, bodies, strict=True)))
 
     def change(stage: Stage) -> Stage:
@@ -208,15 +202,18 @@ def _use_same_windows(stages: Sequence[Stage]) -> list[Stage]:
     return [change(stage) for stage in stages] if names else list(stages)
 
 
-def _add_windows(s: Stmt, names: Mapping[str, str]) -> Stmt:
+def _add_windows(s: Stmt, names: Mapping[str, str], uses: UseTable) -> Stmt:
     """`s` with windows of these `names` added inside of its windows, where they are missing."""
-    new = map_stmt(s, lambda e: e, lambda inner: _add_windows(inner, names))
-    return replace(new, body=_view_used(new.body, (new.buffer,), names)) if isinstance(new, Window) else new
+    new = map_stmt(s, lambda e: e, lambda inner: _add_windows(inner, names, uses))
+    if not isinstance(new, Window):
+        return new
+    return replace(new, body=_view_used(new.body, (new.buffer,), names, uses))
 
 
-def _view_used(s: Stmt, buffers: Sequence[Buffer], names: Mapping[str, str]) -> Stmt:
+def _view_used(s: Stmt, buffers: Sequence[Buffer], names: Mapping[str, str], uses: UseTable) -> Stmt:
     """`s` with windows of the whole added for those of `buffers` that are in `names` but have no windows in `s`."""
-    used = used_buffers(s) - {w.source.name for w in walk_stmts(s) if isinstance(w, Window)}
+    found = uses.find(s)
+    used = found.buffers - found.windows.keys()
     for b in buffers:
         if b.name in names and b.name in used:
             s = _view_whole(b, names, s)
@@ -276,8 +273,9 @@ StagePart = Sequence[Part] | tuple[Module, tuple[Kernel, ...]]
 def _split_into_phases(stages: Sequence[Stage]) -> list[tuple[str, list[StagePart]]]:
     """The phases, as (name, parts): first each check, over all rows, and then the rest, stage by stage."""
     split = [[_split_checks(m) for m in modules_of(stage)] for stage in stages]
-    kernels = [rest for parts in split for _, rest in parts]
-    made = {s.buffer.name for rest in kernels for k in rest for s in walk_stmts(k.body) if isinstance(s, Store)}
+    checked = any(m.sites for stage in stages for m in modules_of(stage))
+    kernels = [k for parts in split for _, rest in parts for k in rest] if checked else []
+    made = {s.buffer.name for k in kernels for s in walk_stmts(k.body) if isinstance(s, Store)}
     phases: list[tuple[str, list[StagePart]]] = []
     for stage, parts in zip(stages, split, strict=True):
         if len({len(checks) for checks, _ in parts}) > 1:
@@ -300,6 +298,8 @@ def _stage_part(stage: Stage, kernels: Sequence[tuple[Kernel, ...]]) -> StagePar
 
 def _split_checks(module: Module) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The kernels with checks, and the other kernels."""
+    if not module.sites:
+        return (), module.kernels
     checks = tuple(k for k in module.kernels if any(isinstance(s, Check) for s in walk_stmts(k.body)))
     return checks, tuple(k for k in module.kernels if k not in checks)
 
@@ -417,11 +417,11 @@ class _Joiner:
             loops = self.row_loops(block)
             bodies = [end_row_loops(s, loops, self.sources, start, self.rows, reached) for s in bodies]
             reached |= {name: self.sources[name] for name in loops.arguments}
-        redirect = Redirect({**memory, **reached}, scalars)
+        redirect = Redirect({**memory, **reached}, scalars, self.program.uses)
         body = build.block(*map(redirect.stmt, bodies))
         if block.grain:
-            body = _run_in_one_thread(body)
-        used = used_buffers(body)
+            body = _run_in_one_thread(body, self.program.uses)
+        used = self.program.uses.find(body).buffers
         body = build.allocate([b for b in memory.values() if b.name in used], body)
         for name, buffer in reached.items():
             source = self.sources[name]
@@ -432,7 +432,7 @@ class _Joiner:
                     body = Window(buffer, source, build.const(0), whole, build.const(whole), body)
                 else:
                     body = self.window(buffer, source, start, block.rows, body, d)
-        return _bind_used(body, [(first_row_variable(self.program.level), start)])
+        return _bind_used(body, [(first_row_variable(self.program.level), start)], self.program.uses)
 
     def window(self, buffer: Buffer, source: Buffer, start: Expr, rows: int, body: Stmt, dimension: int) -> Window:
         """The window of `source` with the elements that `rows` rows from `start` on use."""
@@ -461,10 +461,12 @@ class _Joiner:
         return replace(b, name=name, space=source.space)
 
 
-def _run_in_one_thread(s: Stmt) -> Stmt:
+def _run_in_one_thread(s: Stmt, uses: UseTable) -> Stmt:
     """`s` with parallel loops made serial. Packing that each thread would do once is done once before the loop."""
+    if has_body(s) and not uses.find(s).has_parallel_loops:
+        return s
     if not isinstance(s, Loop) or s.kind is not LoopKind.PARALLEL:
-        return map_stmt(s, lambda e: e, _run_in_one_thread)
+        return map_stmt(s, lambda e: e, lambda inner: _run_in_one_thread(inner, uses))
     filled, rest = hoist_packing(s)
     body: Stmt = replace(rest, kind=LoopKind.SERIAL, grain=1)
     for buffer, fill in reversed(filled):

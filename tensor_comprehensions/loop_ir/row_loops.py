@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from ..core.errors import CannotLower
 from . import build
 from .nodes import Buffer, Expr, Invoke, Load, Loop, LoopKind, Module, Stmt, Store, Var, Window
-from .redirection import accessed_buffers
 from .rewrite import children, list_accesses, map_expr, map_stmt, stmt_expressions, used_values, walk_stmts
+from .uses import accessed_buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Ma
         CannotLower: a row is accessed in another way.
     """
     for b in module.arguments:
-        if b.name in dimensions and b.shape != _set_extent(sources[b.name], dimensions[b.name], rows).shape:
+        if b.name in dimensions and not _has_form(b, sources[b.name], dimensions[b.name], rows):
             raise CannotLower(f"{b.name} has another shape in a block")
     bodies = [k.body for k in module.kernels]
     places, variables = {b.name: dimensions[b.name] for b in module.arguments if b.name in dimensions}, set[str]()
@@ -73,13 +74,23 @@ def end_row_loops(
 ) -> Stmt:
     """`body` for the rows of a block from `start` on, but only up to the row `length`.
 
-    sources: as in `find_row_loops`. windows: buffers with the names for windows of these.
+    sources: as in `find_row_loops`. windows: the forms of these in the block, with the names for windows.
     """
-    rows = {
-        name: replace(_set_extent(sources[name], loops.dimensions[name], 1), name=windows[name].name)
-        for name in loops.arguments
-    }
+    rows = {name: _set_extent(windows[name], loops.dimensions[name], 1) for name in loops.arguments}
     return _Ender(loops, sources, rows, start, length).stmt(body)
+
+
+def _has_form(b: Buffer, source: Buffer, dimension: int, rows: int) -> bool:
+    """Whether `b` is `source` with `rows` rows; dimensions of fixed extents inside of the rows may be merged."""
+    own = _set_extent(source, dimension, rows)
+    if b.shape == own.shape:
+        return True
+    end = dimension + 1
+    return (
+        not (b.dynamic or own.dynamic)
+        and (b.shape[:end], b.strides[:end]) == (own.shape[:end], own.strides[:end])
+        and prod(b.shape[end:]) == prod(own.shape[end:])
+    )
 
 
 def _require_variable(e: Expr) -> str:

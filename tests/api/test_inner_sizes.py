@@ -15,9 +15,9 @@ from tensor_comprehensions.api import Op
 from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.dispatch import inline_cache
-from tensor_comprehensions.loop_ir.nodes import If, Stmt, Window
+from tensor_comprehensions.loop_ir.nodes import If, Loop, Stmt, Window
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, mentions, walk_stmts
-from tensor_comprehensions.loop_ir.row_blocks import first_row_variable
+from tensor_comprehensions.loop_ir.row_blocks import block_variable, first_row_variable
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.fastpath import launch_ir
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
@@ -81,7 +81,24 @@ def latest(float(T) q, float(D) k, float(D) v) -> (o) {
     o(t) +=! d <= t + D - T ? q(t) * k(d) * v(d) : 0
 }
 """
+CAUSAL_SOFTMAX = """
+def causal_softmax(float(T,D) x) -> (o) {
+    m(t) max=! d <= t ? x(t,d) : -inf
+    e(t,d) = d <= t ? exp(x(t,d) - m(t)) : 0
+    z(t) +=! e(t,d)
+    o(t,d) = e(t,d) / z(t)
+}
+"""
 PLACES = "def places(float(N,D) x) -> (o, p) { o(n,d) = x(n,d) + sin(n * 0.1 + d)  p(d) +=! n % 3 == 0 ? x(n,d) : 0 }"
+BATCH_NORM = """
+def batch_norm(float(N,D,3,4) x, float(D) g) -> (y) {
+    m(d) +=! x(n,d,h,w)
+    m(d) = m(d) / (N * 12)
+    v(d) +=! (x(n,d,h,w) - m(d)) * (x(n,d,h,w) - m(d))
+    s(d) = rsqrt(v(d) / (N * 12) + 1e-5) * g(d)
+    y(n,d,h,w) = (x(n,d,h,w) - m(d)) * s(d)
+}
+"""
 MIDDLE = "def f(float(B,N,3) x) -> (o) { o(b,n,c) = x(b,n,c) + 1 }"
 Sizes = Mapping[str, int]
 Make = Callable[[Sizes], tuple[Any, ...]]
@@ -102,8 +119,14 @@ PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
     "decode": (DECODE, shapes("NK", "NDK", "NDK"), ("D", "DK")),
     "attention": (ATTENTION, shapes("TK", "TK", "TK"), ("T",)),
     "causal": (CAUSAL, shapes("T", "T", "T"), ("T",)),
+    "causal_softmax": (CAUSAL_SOFTMAX, shapes("TD"), ("TD",)),
     "latest": (LATEST, shapes("T", "D", "D"), ("TD",)),
     "places": (PLACES, shapes("ND"), ("ND",)),
+    "batch_norm": (
+        BATCH_NORM,
+        lambda sizes: (torch.randn(sizes["N"], sizes["D"], 3, 4), torch.randn(sizes["D"])),
+        ("N",),
+    ),
     "middle": (MIDDLE, lambda sizes: (torch.randn(sizes["N"], sizes["D"], 3),), ("D",)),
 }
 CASES = [(name, dynamic) for name, (_, _, sets) in PROGRAMS.items() for dynamic in sets]
@@ -289,7 +312,8 @@ def test_the_interpreter_finds_a_wrong_stride() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dynamic", "is_open"), [("softmax", "D", True), ("layer_norm", "D", True), ("product", "K", False)]
+    ("name", "dynamic", "is_open"),
+    [("softmax", "D", True), ("layer_norm", "D", True), ("causal_softmax", "TD", True), ("product", "K", False)],
 )
 def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dynamic: str, is_open: bool) -> None:
     op = op_of(name, set(dynamic))
@@ -300,12 +324,23 @@ def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dyna
     assert bool(windows) != is_open
 
 
+def test_images_are_normalized_channel_by_channel_in_blocks_of_one_size() -> None:
+    op = op_of("batch_norm", {"N"})
+    op(torch.randn(9, 64, 3, 4), torch.randn(64))
+    (kernel,) = range_kernels(op)
+    channels, images = ([size.rows for size in axis] for axis in kernel.sizes)
+    assert channels == [1]
+    loops = [s for k in kernel.rerun_until("join").kernels for s in walk_stmts(k.body) if isinstance(s, Loop)]
+    assert sum(s.var == block_variable(1) for s in loops) == 3, "a loop for each stage, whose last block is shorter"
+    assert len(images) > 1
+
+
 def test_blocks_that_a_mask_leaves_out_have_code_of_their_own() -> None:
-    text = "def f(float(T) q, float(D) k) -> (o) { o(t) +=! d <= t ? q(t) * k(d) : 0 }"
+    text = "def f(float(T,I) q, float(D,I) k) -> (o) { o(t) +=! d <= t ? q(t,i) * k(d,i) : 0 }"
     found = []
     for mask in ("d <= t", "d % 2 == 0", "d * t < 9", "d <= t || t < 3"):
         (op,) = tc.define(text.replace("d <= t", mask), dynamic={"T", "D"})
-        check_machine_code(op, (torch.randn(70), torch.randn(75)), {})
+        check_machine_code(op, (torch.randn(70, 4), torch.randn(75, 4)), {})
         module = range_kernels(op)[0].rerun_until("join")
         tests = [s.condition for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, If)]
         found.append(any(mentions(e, {first_row_variable(0), first_row_variable(1)}) for e in tests))

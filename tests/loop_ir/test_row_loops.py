@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -66,8 +67,10 @@ def block(body: Stmt, rows: int = ROWS) -> RowBlock:
     return RowBlock(rows, Module("f", (X, W, OUT), (), (Kernel("f.0", body),), (), ("o", "w")), 1)
 
 
-def program() -> RowProgram:
-    sources = tuple(Buffer(name, Type(FLOAT32), (0, WIDTH), (WIDTH, 1), dynamic=(0,)) for name in "xo")
+def program(width: tuple[int, ...] = (WIDTH,), pitch: int = WIDTH) -> RowProgram:
+    """The buffers of a program whose rows have these dimensions, `pitch` elements apart."""
+    strides = (pitch, *(prod(width[d + 1 :]) for d in range(len(width))))
+    sources = tuple(Buffer(name, Type(FLOAT32), (0, *width), strides, dynamic=(0,)) for name in "xo")
     return RowProgram("f", (sources[0], W, sources[1]), (), {"x": (0,), "o": (0,)})
 
 
@@ -98,9 +101,9 @@ WHOLE: dict[str, Stmt] = {
 }
 
 
-def join_shorter(body: Stmt) -> Module:
+def join_shorter(body: Stmt, given: RowProgram | None = None) -> Module:
     """The module for any number of rows, whose last block is shorter."""
-    joined = join_row_blocks(program(), [(replace(block(body), is_serial=body is ADD, may_be_shorter=True),)])
+    joined = join_row_blocks(given or program(), [(replace(block(body), is_serial=body is ADD, may_be_shorter=True),)])
     total = build.maximum(Load(sizes_buffer(1), (build.const(0),)), 0)
     return bind_variables(joined, 1, [(rows_variable(0), total)])
 
@@ -122,6 +125,23 @@ def test_the_last_block_may_be_shorter(name: str, rows: int) -> None:
     assert has_row_loops(program(), block(SHORTER[name]))
     x, _, o = run(SHORTER[name], rows)
     assert np.array_equal(o, 2 * x)
+
+
+@pytest.mark.parametrize("width", [(1, WIDTH), (WIDTH, 1)])
+def test_dimensions_inside_of_rows_may_be_merged(width: tuple[int, ...]) -> None:
+    given = program(width)
+    assert has_row_loops(given, block(MAP))
+    module = join_shorter(MAP, given)
+    verify(module)
+    x = np.arange(13 * WIDTH, dtype=np.float32).reshape(13, *width)
+    o = np.full_like(x, -1)
+    assert interpret(module, {"x": x, "w": np.ones(WIDTH, np.float32), "o": o, SIZES: np.array([13])}) == []
+    assert np.array_equal(o, 2 * x)
+
+
+@pytest.mark.parametrize("given", [program((2, WIDTH)), program((1, WIDTH), pitch=WIDTH + 1), program((WIDTH + 1,))])
+def test_rows_of_another_size_are_no_merged_rows(given: RowProgram) -> None:
+    assert not has_row_loops(given, block(MAP))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 8, 13, 21])
