@@ -112,14 +112,20 @@ class DefBuilder:
         kept = names[: len(result.loops)]
         return self._add_statement(result, kept, f"{op}=!", turned.at(names), _format_index_ranges(names, turned.loops))
 
-    def add_contraction(self, a: Value, b: Value, equation: str) -> Value:
-        """The sum of products of two values that `equation` describes: `"bmk,bkn->bmn"`."""
+    def add_contraction(self, a: Value, b: Value, equation: str, triangle: str = "") -> Value:
+        """The sum of products of two values that `equation` describes: `"bmk,bkn->bmn"`.
+
+        triangle: two letters, such as `"mk"`: only the terms are added in which the second index is at most the first.
+        """
         left, right, out = equation.replace("->", ",").split(",")
         for letter in sorted(set(left) & set(right)):
             a, b = _align_loops(a, left.index(letter), b, right.index(letter))
         loops = {c: g for letters, x in ((left, a), (right, b)) for c, g in zip(letters, x.groups, strict=True)}
         names = {c: [f"{c}{k}" for k in range(len(g))] for c, g in loops.items()}
         term = f"{a.at(_declare_names(names, left))} * {b.at(_declare_names(names, right))}"
+        if triangle:
+            first, second = (_format_flat_index(names[c], loops[c]) for c in triangle)
+            term = f"({second} <= {first} ? {term} : 0.0)"
         ranges = [r for c in sorted(loops) for r in _format_index_ranges(names[c], loops[c])]
         return self.add_sum(
             Value(tuple(loops[c] for c in out), a.at, a.dtype), _declare_names(names, out), term, ranges
@@ -187,6 +193,12 @@ def _make_index_names(x: Value) -> list[str]:
 
 def _format_index_ranges(names: Sequence[str], extents: Sequence[int]) -> list[str]:
     return [f"{name} in 0:{n}" for name, n in zip(names, extents, strict=True)]
+
+
+def _format_flat_index(names: Sequence[str], extents: Sequence[int]) -> str:
+    """The index of a dimension whose loops, outermost first, have these names and extents."""
+    distances = (math.prod(extents[k + 1 :]) for k in range(len(extents)))
+    return " + ".join(f"{name} * {d}" if d > 1 else name for name, d in zip(names, distances, strict=True)) or "0"
 
 
 def _declare_names(names: dict[str, list[str]], letters: str) -> list[str]:
