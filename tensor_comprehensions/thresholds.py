@@ -88,6 +88,8 @@ PACKED_USES = 96
 """Uses of an element that pay for copying it once."""
 PACKED_TRANSPOSED_USES = 192
 """The same if the copy is transposed."""
+CONVERTED_SCALARS_PANELS = 2
+"""Panels along the lanes from which scalars that are converted, such as bfloat16, come from a panel."""
 PACKED_SCALARS_PANELS = 4
 """Minimum number of panels of the vector operand for which the broadcast operand may be packed, too."""
 OWN_PACKED_USES = 24

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..core.dtypes import DType
-from .index_views import Texts, Value, align_values, of_shape, permute_value
+from .index_views import Texts, Value, align_values, of_shape, permute_loops, permute_value
 from .literals import cast_text, compute_dtype, format_literal
 
 NAME = "region"
@@ -19,6 +19,23 @@ DEEPEST = 40
 """The maximum nesting of parentheses in a statement; deeper values become tensors. The language takes 150 levels."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A statement that writes `tensor` at `subscripts`. rest: its operator, its term and its ranges, as text."""
+
+    tensor: str
+    subscripts: tuple[str, ...]
+    rest: str
+
+    @property
+    def text(self) -> str:
+        return f"{_format_access(self.tensor, self.subscripts)} {self.rest}"
+
+    def count(self, tensor: str) -> int:
+        """How often the statement reads or writes `tensor`."""
+        return NAME_IN_TEXT.findall(self.text).count(tensor)
+
+
 class DefBuilder:
     """Builds the text of a def. Sizes are numbers, so that one text is one kernel.
 
@@ -27,12 +44,12 @@ class DefBuilder:
 
     def __init__(self) -> None:
         self._parameters: list[str] = []
-        self._statements: list[str] = []
+        self._statements: list[_Statement] = []
         self._returns: list[str] = []
 
     @property
     def text(self) -> str:
-        lines = "\n".join(f"    {s}" for s in self._statements)
+        lines = "\n".join(f"    {s.text}" for s in self._statements)
         return f"def {NAME}({', '.join(self._parameters)}) -> ({', '.join(self._returns)}) {{\n{lines}\n}}\n"
 
     def parameter(self, shape: Sequence[int], dtype: DType) -> Value:
@@ -62,14 +79,26 @@ class DefBuilder:
             )
         )
 
-    def add_output(self, x: Value) -> None:
-        """Make `x` the next output, rounded to its type."""
-        if compute_dtype(x.dtype) != x.dtype or not x.tensor or x.tensor in self._returns:
-            text = cast_text(x.at(_make_index_names(x)), compute_dtype(x.dtype), x.dtype)
-            x = self._add_statement(
-                x, _make_index_names(x), "=", text, _format_index_ranges(_make_index_names(x), x.loops)
-            )
-        self._returns.append(x.tensor)
+    def add_output(self, x: Value, order: Sequence[int]) -> None:
+        """Make `x`, with its dimensions in `order`, the next output, rounded to its type."""
+        own = x.tensor if compute_dtype(x.dtype) == x.dtype and x.tensor not in self._returns else ""
+        if not (own and self._reorder_dims(own, permute_loops(x, order))):
+            x = permute_value(x, order)
+            names = _make_index_names(x)
+            text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
+            own = self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
+        self._returns.append(own)
+
+    def _reorder_dims(self, tensor: str, order: Sequence[int]) -> bool:
+        """Give `tensor` its dimensions in `order`; False if it is accessed again after the statement that makes it."""
+        if list(order) == sorted(order):
+            return True
+        if sum(s.count(tensor) for s in self._statements) > 1:
+            return False
+        place = next(k for k, s in enumerate(self._statements) if s.tensor == tensor)
+        made = self._statements[place]
+        self._statements[place] = replace(made, subscripts=tuple(made.subscripts[k] for k in order))
+        return True
 
     def add_reduction(self, x: Value, dimensions: Sequence[int], op: str) -> Value:
         """Reduce `x` by `op` over `dimensions`, which remain with one element each."""
@@ -83,14 +112,20 @@ class DefBuilder:
         kept = names[: len(result.loops)]
         return self._add_statement(result, kept, f"{op}=!", turned.at(names), _format_index_ranges(names, turned.loops))
 
-    def add_contraction(self, a: Value, b: Value, equation: str) -> Value:
-        """The sum of products of two values that `equation` describes: `"bmk,bkn->bmn"`."""
+    def add_contraction(self, a: Value, b: Value, equation: str, triangle: str = "") -> Value:
+        """The sum of products of two values that `equation` describes: `"bmk,bkn->bmn"`.
+
+        triangle: two letters, such as `"mk"`: only the terms are added in which the second index is at most the first.
+        """
         left, right, out = equation.replace("->", ",").split(",")
         for letter in sorted(set(left) & set(right)):
             a, b = _align_loops(a, left.index(letter), b, right.index(letter))
         loops = {c: g for letters, x in ((left, a), (right, b)) for c, g in zip(letters, x.groups, strict=True)}
         names = {c: [f"{c}{k}" for k in range(len(g))] for c, g in loops.items()}
         term = f"{a.at(_declare_names(names, left))} * {b.at(_declare_names(names, right))}"
+        if triangle:
+            first, second = (_format_flat_index(names[c], loops[c]) for c in triangle)
+            term = f"({second} <= {first} ? {term} : 0.0)"
         ranges = [r for c in sorted(loops) for r in _format_index_ranges(names[c], loops[c])]
         return self.add_sum(
             Value(tuple(loops[c] for c in out), a.at, a.dtype), _declare_names(names, out), term, ranges
@@ -113,7 +148,9 @@ class DefBuilder:
         )
         names = _make_index_names(term)
         ranges = ", ".join(_format_index_ranges(names, term.loops))
-        self._statements.append(f"{_format_access(made.tensor, subscripts(names))} += {term.at(names)} where {ranges}")
+        self._statements.append(
+            _Statement(made.tensor, tuple(subscripts(names)), f"+= {term.at(names)} where {ranges}")
+        )
         return made
 
     def is_deep(self, x: Value) -> bool:
@@ -130,7 +167,7 @@ class DefBuilder:
         text, ranges = _without_repeats(like, names, operator, text, ranges)
         tensor = f"t{len(self._statements)}"
         where = f" where {', '.join(ranges)}" if ranges else ""
-        self._statements.append(f"{_format_access(tensor, names)} {operator} {text}{where}")
+        self._statements.append(_Statement(tensor, tuple(names), f"{operator} {text}{where}"))
         return Value(like.groups, lambda i: _format_access(tensor, i), like.dtype, access=True, tensor=tensor)
 
 
@@ -156,6 +193,12 @@ def _make_index_names(x: Value) -> list[str]:
 
 def _format_index_ranges(names: Sequence[str], extents: Sequence[int]) -> list[str]:
     return [f"{name} in 0:{n}" for name, n in zip(names, extents, strict=True)]
+
+
+def _format_flat_index(names: Sequence[str], extents: Sequence[int]) -> str:
+    """The index of a dimension whose loops, outermost first, have these names and extents."""
+    distances = (math.prod(extents[k + 1 :]) for k in range(len(extents)))
+    return " + ".join(f"{name} * {d}" if d > 1 else name for name, d in zip(names, distances, strict=True)) or "0"
 
 
 def _declare_names(names: dict[str, list[str]], letters: str) -> list[str]:

@@ -21,7 +21,7 @@ from .graph_nodes import (
     topological_order,
     users_through_views,
 )
-from .index_views import Value, permute_value
+from .index_views import Value
 from .literals import Unsupported
 from .op_table import MULTI_OUTPUT_OPS, NAN_PASSING, TABLE, TranslationContext, cast_to_result, split_part
 from .partition import FusedRegion
@@ -52,9 +52,7 @@ def emit_def(region: FusedRegion, *, sees_permuted: bool = False) -> FusedRegion
     results = [piece for n in region.nodes for piece in (n.users if _gives_several(n) else (n,))]
     outputs = tuple(n for n in results if any(user not in writer.inside for user in users_through_views(n)))
     for node in outputs:
-        order = memory_order(node)
-        value = writer.values[node]
-        writer.body.add_output(value if order == sorted(order) else permute_value(value, order))
+        writer.body.add_output(writer.values[node], memory_order(node))
     finite = tuple(writer.finite())
     shown = all(_shows_nan(n, writer.inside) for n in region.nodes if any(True for _ in padded_weights(n)))
     return FusedRegion(region.nodes, writer.body.text, tuple(writer.inputs), outputs, finite, bool(finite) and shown)

@@ -55,9 +55,14 @@ def of_shape(
     return Value(tuple((n,) if n != 1 else () for n in shape), at, dtype, access, constant)
 
 
-def permute_value(x: Value, order: Sequence[int]) -> Value:
+def permute_loops(x: Value, order: Sequence[int]) -> list[int]:
+    """The loops of `x` with its dimensions in `order`."""
     starts = [0, *accumulate(len(g) for g in x.groups)]
-    loops = [k for d in order for k in range(starts[d], starts[d + 1])]
+    return [k for d in order for k in range(starts[d], starts[d + 1])]
+
+
+def permute_value(x: Value, order: Sequence[int]) -> Value:
+    loops = permute_loops(x, order)
     place = {old: new for new, old in enumerate(loops)}
 
     def element_text(i: Texts) -> str:

@@ -20,7 +20,7 @@ from ..dispatch.call_steps import normalize_arguments
 from .fallback import falls_back, report_fallback
 from .insert_kernels import finished_module
 from .matmul import PRODUCTS
-from .race import least_times, run_and_check_repeatable
+from .race import LONGEST_RUN_SECONDS, least_times, race_kernel, time_first_run
 from .symbolic_regions import DimensionOf, Extent
 
 
@@ -182,7 +182,8 @@ class KernelOrEager(torch.nn.Module):
         """Race the kernel against torch. A kernel that fails loses; an error of torch is raised to the user."""
         log = get_logger("graph")
         expected: list[Layout] = []
-        if not run_and_check_repeatable(lambda: _note_layouts(self._torch(*inputs), expected)):
+        first = time_first_run(lambda: _note_layouts(self._torch(*inputs), expected))
+        if first is None or (self._symbols is not None and first > LONGEST_RUN_SECONDS):
             log.debug("%s: too expensive to repeat: torch stays", self.op)
             note_decision(Decision("graph", (), "torch runs a region", "it is too expensive to run twice for a race"))
             self.uses_kernel = False
@@ -197,7 +198,7 @@ class KernelOrEager(torch.nn.Module):
         ours = theirs = math.inf
         with falls_back("a kernel cannot be compiled"):
             if _layouts_of(self._kernel(*inputs)) == expected:
-                ours, theirs = least_times((self._kernel, self._torch), inputs)
+                ours, theirs = race_kernel(self._kernel, self._torch, inputs, first)
         if self._symbols is not None and not any(k.is_range for k in self.op.kernels):
             log.debug("%s: there is no kernel for all sizes: torch stays", self.op)
             ours = math.inf

@@ -32,12 +32,12 @@ FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def einsum_value(c: TranslationContext, equation: str, a: Value, b: Value) -> Value:
-    """The sum of products that `equation` describes."""
+def einsum_value(c: TranslationContext, equation: str, a: Value, b: Value, triangle: str = "") -> Value:
+    """The sum of products that `equation` describes; `triangle` as in `DefBuilder.add_contraction`."""
     if not c.dtype.is_float:
         raise Unsupported(f"products of {c.dtype} stay with torch")
     a, b = (x if x.access else c.body.materialize(x) for x in (a, b))
-    return c.body.add_contraction(a, b, equation)
+    return c.body.add_contraction(a, b, equation, triangle)
 
 
 @operation(aten.mm.default)
@@ -218,18 +218,18 @@ def attention(
     Both are 0 in rows that a mask excludes altogether, as in torch.
     """
     k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
-    scores = _make_attention_scores(c, q, k, v, dropout, causal, attn_mask, scale)
+    scores = _make_attention_scores(c, q, k, v, dropout, attn_mask, scale)
     rows = (*scores.shape[:3], 1)
-    greatest = reduce_dims(_replace_context_shape(c, rows), scores, [3], True, "max")
+    seen = _mask_later_keys(scores, "(-inf)") if causal else scores
+    greatest = reduce_dims(_replace_context_shape(c, rows), seen, [3], True, "max")
     if attn_mask is not None:
         greatest = pointwise(_replace_context_shape(c, rows), "({0} == (-inf) ? 0 : {0})", [greatest])
-    powers = c.body.materialize(
-        pointwise(_replace_context_shape(c, scores.shape), "exp({0} - {1})", [scores, greatest])
-    )
+    powers = pointwise(_replace_context_shape(c, scores.shape), "exp({0} - {1})", [scores, greatest])
+    powers = c.body.materialize(_mask_later_keys(powers, "0.0") if causal else powers)
     totals = reduce_dims(_replace_context_shape(c, rows), powers, [3], True, "+")
 
     def result() -> Value:
-        mixed = einsum_value(c, "bhij,bhje->bhie", powers, v)
+        mixed = einsum_value(c, "bhij,bhje->bhie", powers, v, "ij" if causal else "")
         quotient = "({0} / {1})" if attn_mask is None else "({1} == 0 ? 0 : {0} / {1})"
         return pointwise(c, quotient, [mixed, totals])
 
@@ -249,23 +249,28 @@ def attention_backward(
     """The gradients by queries, keys and values."""
     heads, shared = q.shape[1], k.shape
     k, v = (_repeat_heads(x, heads) for x in (k, v))
-    scores = _make_attention_scores(c, q, k, v, dropout, causal, attn_mask, scale)
+    scores = _make_attention_scores(c, q, k, v, dropout, attn_mask, scale)
     inner, rows = _replace_context_shape(c, scores.shape), (*scores.shape[:3], 1)
+    triangle = "ij" if causal else ""
+
+    def stored(x: Value) -> Value:
+        return c.body.materialize(_mask_later_keys(x, "0.0") if causal else x)
+
     along = replace(logarithms, groups=(*logarithms.groups, ()), tensor="")
-    weights = c.body.materialize(pointwise(inner, "exp({0} - {1})", [scores, along]))
+    weights = stored(pointwise(inner, "exp({0} - {1})", [scores, along]))
     both = pointwise(_replace_context_shape(c, g.shape), "({0} * {1})", [g, out])
     delta = reduce_dims(_replace_context_shape(c, rows), both, [3], True, "+")
     upstream = einsum_value(inner, "bhie,bhje->bhij", g, v)
     parts = to_values(inner, weights, upstream, delta, _choose_attention_scale(q, scale))
-    change = c.body.materialize(pointwise(inner, "({0} * ({1} - {2}) * {3})", parts))
+    change = stored(pointwise(inner, "({0} * ({1} - {2}) * {3})", parts))
 
     def by_shared(scores: Value, rows: Value) -> Value:
         """Sums over the rows of all heads that share keys and values."""
         apart = [reshape_value(x, (*shared[:2], heads // shared[1], *x.shape[2:])) for x in (scores, rows)]
-        return einsum_value(c, "bhgij,bhgie->bhje", *apart)
+        return einsum_value(c, "bhgij,bhgie->bhje", *apart, triangle)
 
     return (
-        lambda: einsum_value(c, "bhij,bhje->bhie", change, k),
+        lambda: einsum_value(c, "bhij,bhje->bhie", change, k, triangle),
         lambda: by_shared(change, q),
         lambda: by_shared(weights, g),
     )
@@ -281,23 +286,26 @@ def _repeat_heads(x: Value, heads: int) -> Value:
 
 
 def _make_attention_scores(
-    c: TranslationContext, q: Value, k: Value, v: Value, dropout: float, causal: bool, mask: Any, scale: float | None
+    c: TranslationContext, q: Value, k: Value, v: Value, dropout: float, mask: Any, scale: float | None
 ) -> Value:
-    """The arguments of the exponentials: scaled products of queries and keys plus `mask`; `causal`: later keys -inf."""
+    """The arguments of the exponentials: scaled products of queries and keys plus `mask`."""
     if dropout or k.shape != v.shape or q.shape[:2] != k.shape[:2]:
         raise Unsupported("attention with dropout, or with keys and values of different shapes")
-    shape = (*q.shape[:3], k.shape[2])
-    inner = _replace_context_shape(c, shape)
+    inner = _replace_context_shape(c, (*q.shape[:3], k.shape[2]))
     scores = einsum_value(inner, "bhie,bhje->bhij", q, k)
     scaled = pointwise(inner, "({0} * {1})", to_values(inner, scores, _choose_attention_scale(q, scale)))
-    if mask is not None:
-        scaled = pointwise(inner, "({0} + {1})", to_values(inner, scaled, mask))
-    if not causal:
-        return scaled
-    row = broadcast_value(of_shape((shape[2], 1), lambda i: i[0] if i else "0", INT64, constant=True), shape)
-    column = broadcast_value(of_shape(shape[3:], lambda i: i[0] if i else "0", INT64, constant=True), shape)
-    a, r, j = align_values([scaled, row, column])
-    return Value(a.groups, lambda i: f"({j.at(i)} <= {r.at(i)} ? {a.at(i)} : (-inf))", c.dtype)
+    return scaled if mask is None else pointwise(inner, "({0} + {1})", to_values(inner, scaled, mask))
+
+
+def _mask_later_keys(x: Value, neutral: str) -> Value:
+    """`x`, whose last dimensions are queries and keys, with `neutral` for the keys after each query.
+
+    Around all that uses a score, and with the neutral element of its sum, the mask saves the work of these keys.
+    """
+    row = broadcast_value(of_shape((x.shape[2], 1), lambda i: i[0] if i else "0", INT64, constant=True), x.shape)
+    column = broadcast_value(of_shape(x.shape[3:], lambda i: i[0] if i else "0", INT64, constant=True), x.shape)
+    a, r, j = align_values([x, row, column])
+    return Value(a.groups, lambda i: f"({j.at(i)} <= {r.at(i)} ? {a.at(i)} : {neutral})", x.dtype)
 
 
 def _choose_attention_scale(q: Value, scale: float | None) -> float:

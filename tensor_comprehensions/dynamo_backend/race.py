@@ -19,7 +19,7 @@ ROUNDS = (5, 50)
 RACE_SECONDS = 0.05
 """The length of a race, all sides together, unless the minimum of rounds takes longer."""
 LONGEST_RUN_SECONDS = 0.5
-"""The longest run that is repeated; torch is used if a run takes longer."""
+"""The longest run of torch that is repeated; if it takes longer, its only run is compared with one of the kernel."""
 LONGEST_RACE_SECONDS = 1.0
 """The time after which a race ends even before the minimum of rounds."""
 CLEAR_LEADS = ((3, 2.0), (6, 1.3))
@@ -28,12 +28,25 @@ MEMORY_SHARE = 0.25
 """The maximum share of the free memory that the results of a repeated run may take."""
 
 
-def run_and_check_repeatable(run: Callable[[], object]) -> bool:
-    """Run something once; returns whether its time and its memory allow repeating it."""
-    start = perf_counter()
+def time_first_run(run: Callable[[], object]) -> float | None:
+    """The seconds of a run; None if its results take so much memory that nothing may run beside them."""
+    clock = _choose_clock()
+    start = clock()
     outputs = run()
-    seconds = perf_counter() - start
-    return seconds <= LONGEST_RUN_SECONDS and total_bytes(outputs) <= MEMORY_SHARE * available_memory()
+    seconds = clock() - start
+    return seconds if total_bytes(outputs) <= MEMORY_SHARE * available_memory() else None
+
+
+def race_kernel(
+    kernel: Callable[..., object], eager: Callable[..., object], inputs: Any, seconds: float
+) -> list[float]:
+    """The times of `kernel` and of `eager`, whose first run took `seconds`. Both must have run before."""
+    if seconds <= LONGEST_RUN_SECONDS:
+        return least_times((kernel, eager), inputs)
+    clock = _choose_clock()
+    start = clock()
+    kernel(*inputs)
+    return [clock() - start, seconds]
 
 
 def total_bytes(value: object) -> int:
@@ -50,11 +63,8 @@ def _collect_tensors(value: object) -> Iterator[Tensor]:
 
 
 def least_times(runs: Sequence[Callable[..., object]], inputs: tuple[Any, ...]) -> list[float]:
-    """The minimum time of each of `runs`, interleaved, as other load only adds to times. All must have run before.
-
-    If torch uses one thread, its processor time counts, which other load does not affect.
-    """
-    clock = thread_time if torch.get_num_threads() == 1 else perf_counter
+    """The minimum time of each of `runs`, interleaved, as other load only adds to times. All must have run before."""
+    clock = _choose_clock()
     times: list[list[float]] = [[] for _ in runs]
     while not _is_decided(times):
         for run, taken in zip(runs, times, strict=True):
@@ -62,6 +72,11 @@ def least_times(runs: Sequence[Callable[..., object]], inputs: tuple[Any, ...]) 
             run(*inputs)
             taken.append(clock() - start)
     return [min(taken) for taken in times]
+
+
+def _choose_clock() -> Callable[[], float]:
+    """Processor time if torch uses one thread, because other load does not affect it."""
+    return thread_time if torch.get_num_threads() == 1 else perf_counter
 
 
 def _is_decided(times: Sequence[Sequence[float]]) -> bool:

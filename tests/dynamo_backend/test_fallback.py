@@ -34,7 +34,7 @@ PLACES: dict[str, tuple[Any, str, str]] = {
     "def": (emit_def._Writer, "write", "a def cannot be written"),
     "text": (backend, "define", "a def cannot be written"),
     "compilation": (kernel_or_eager.KernelOrEager, "_kernel", "a kernel cannot be compiled"),
-    "race": (kernel_or_eager, "least_times", "a kernel cannot be compiled"),
+    "race": (kernel_or_eager, "race_kernel", "a kernel cannot be compiled"),
 }
 
 
@@ -125,7 +125,23 @@ def count_runs(monkeypatch: pytest.MonkeyPatch, x: Tensor) -> list[int]:
 
 def test_what_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race, "LONGEST_RUN_SECONDS", 0.0)
-    assert count_runs(monkeypatch, torch.randn(50)) == [0, 2]  # once to see, once for the result
+    kernel, eager = count_runs(monkeypatch, torch.randn(50))  # the kernel is checked and timed, one gives the result
+    assert sorted((kernel - 2, eager - 1)) == [0, 1]
+
+
+@pytest.mark.parametrize(("seconds", "wins"), [(0.6, True), (1.5, False)])
+def test_a_kernel_races_against_the_only_run_that_takes_long(
+    seconds: float, wins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    for clock in ("thread_time", "perf_counter"):
+        monkeypatch.setattr(race, clock, lambda: now[0])
+
+    def run(*_: object) -> None:
+        now[0] += seconds
+
+    ours, theirs = race.race_kernel(run, lambda: pytest.fail("repeated"), (), 1.0)
+    assert (ours < theirs) == wins
 
 
 def test_what_gives_much_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +190,7 @@ def test_a_race_holds_the_results_of_one_run() -> None:
         assert not alive
         return Result()
 
-    assert race.run_and_check_repeatable(run)
+    assert race.time_first_run(run) is not None
     race.least_times((run, run), ())
     gc.collect()
     assert not alive
@@ -202,7 +218,7 @@ def test_races_run_without_the_modes_of_a_first_call(monkeypatch: pytest.MonkeyP
         modes.append(len(_get_current_dispatch_mode_stack()))
         return [1.0] * len(runs)
 
-    monkeypatch.setattr(kernel_or_eager, "least_times", note)
+    monkeypatch.setattr(race, "least_times", note)
     torch.compile(lambda x: (x * 3).exp().sum(), backend="tensor_comprehensions")(torch.rand(5, 7))
     assert modes
     assert not any(modes)

@@ -177,6 +177,14 @@ def test_scalars_that_every_tile_would_fetch_again_are_packed(ops: Any) -> None:
     assert Side.LEFT not in list_packed_sides(select_plan(one, MESHED, parallel=True))
 
 
+@pytest.mark.parametrize(("storage", "packed"), [(FLOAT16, {Side.LEFT, Side.RIGHT}), (FLOAT32, set())])
+def test_scalars_that_few_panels_read_are_converted_once(ops: Any, storage: Any, packed: set[Side]) -> None:
+    sizes = {"m": 1026, "n": 48, "k": 64}
+    op = ops.op("C:m,n = A:m,k x B:k,n", sizes, storage=storage)
+    blocking = BlockingHeuristic(analyze_contraction(op), AVX2, RegisterTile(8, (("m", 6), ("n", 16))), parallel=False)
+    assert list_packed_sides(blocking.plan()) == packed
+
+
 def test_lanes_run_across_where_the_large_factor_need_not_be_turned_then(ops: Any) -> None:
     sizes = {"a": 384, "b": 24, "c": 376, "d": 384}
     plan = select_plan(ops.op("C:c,b,a = A:a,c,d x B:d,b", sizes), AVX512, parallel=True)

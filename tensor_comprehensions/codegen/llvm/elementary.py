@@ -26,7 +26,8 @@ from .types import (
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06  # their sum is ln 2; n * _LN2_HIGH is exact
 _LOWEST, _HIGHEST = -104.0, 100.0  # below, exp is 0; above, infinite
-_ROUND, _ROUND_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits
+_ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits
+_ROUND_BIASED = _ROUND + 2 * 127  # the integer then includes the biases of the exponents of two floats
 _EXP = (0.0013814539415761828, 0.00836874544620514, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
 _TANH = (-0.05025111511349678, 0.1331360936164856, -0.33333033323287964)
 _SMALL = 0.3  # below, tanh is x + x**3 * _TANH(x**2), with a relative error of 2e-8
@@ -122,10 +123,10 @@ class _Lanes:
         return emit_binary(self.b, op, self.number(limit), x, self.type, keep_nan=False)
 
     def reduce(self, x: str, times: float) -> tuple[str, str, str]:
-        """(n, shifted, rest): n is `times` * x / ln 2 rounded, as a float; the low bits of `shifted` hold it as an
+        """(n, shifted, rest): n is `times` * x / ln 2 rounded, as a float; the low bits of `shifted` hold n + 254 as an
         integer; rest is `times` * x - n * ln 2."""
-        shifted = self.fma(x, times * _LOG2_E, _ROUND)
-        n = self.op("fsub", shifted, self.number(_ROUND))
+        shifted = self.fma(x, times * _LOG2_E, _ROUND_BIASED)
+        n = self.op("fsub", shifted, self.number(_ROUND_BIASED))
         whole = x if times == 1 else self.op("fmul", x, self.number(times))
         rest = self.fma(n, -_LN2_LOW, self.fma(n, -_LN2_HIGH, whole))
         return n, shifted, rest
@@ -144,14 +145,15 @@ class _Lanes:
         self.b.declare(f"{floats} {name}({floats}, {words})")
         return self.b.define(f"call {floats} {name}({floats} {table}, {words} {index})", (index,))
 
-    def scale(self, value: str, n: str, shifted: str, kept: str = "") -> str:
-        """`value * 2**n`, correctly rounded where it is subnormal. kept: if given, a mask; the other lanes become 0."""
+    def scale(self, value: str, n: str, shifted: str) -> str:
+        """`value * 2**n`, correctly rounded where it is subnormal."""
         if self.scales:
-            return self._scale(value, n, kept)
-        scaled = self._scale_by_bits(value, shifted)
-        return emit_select(self.b, kept, scaled, self.number(0.0), self.type) if kept else scaled
+            return self.scale_exponent(value, n)
+        first, second = self.powers(shifted)
+        return self.op("fmul", self.op("fmul", value, first), second)
 
-    def _scale(self, value: str, n: str, kept: str) -> str:
+    def scale_exponent(self, value: str, n: str, kept: str = "") -> str:
+        """`value * 2**n` in one instruction. kept: if given, a mask; the other lanes become 0."""
         text, lanes = register_type(self.type), self.type.lanes
         name = f"@llvm.x86.avx512.mask.scalef.ps.{32 * lanes}"
         mask, kind, rounding = ("i16", ", i32", f", i32 {_ROUND_CURRENT}") if lanes == 16 else ("i8", "", "")
@@ -171,30 +173,45 @@ class _Lanes:
             )
         return self.b.define(f"bitcast {vector_type('i1', bits)} {mask} to i{bits}", (mask,))
 
-    def _scale_by_bits(self, value: str, shifted: str) -> str:
-        """`value * 2**n` in two multiplications by powers of two, because 2**n may not be a normal float."""
+    def powers(self, shifted: str) -> tuple[str, str]:
+        """Two powers of two whose product is 2**n, which may not be a normal float itself.
+
+        `shifted` holds n + 254, which falls into two biased exponents. Its bits above these are shifted out.
+        """
         floats, words = register_type(self.type), vector_type("i32", self.type.lanes)
 
         def op(name: str, left: str, right: str | int) -> str:
             right = splat_constant(str(right), "i32", self.type.lanes) if isinstance(right, int) else right
             return self.b.define(f"{name} {words} {left}, {right}", (left, right))
 
-        n = op("sub", self.b.define(f"bitcast {floats} {shifted} to {words}", (shifted,)), _ROUND_BITS)
-        half = op("ashr", n, 1)
-        for part in (half, op("sub", n, half)):
-            exponent = op("shl", op("add", part, 127), 23)
-            power = self.b.define(f"bitcast {words} {exponent} to {floats}", (exponent,))
-            value = self.op("fmul", value, power)
-        return value
+        def power(exponent: str) -> str:
+            bits = op("shl", exponent, 23)
+            return self.b.define(f"bitcast {words} {bits} to {floats}", (bits,))
+
+        both = self.b.define(f"bitcast {floats} {shifted} to {words}", (shifted,))
+        half = op("lshr", both, 1)
+        return power(half), power(op("sub", both, half))
 
 
 def _exp(v: _Lanes, x: str) -> str:
     """exp; results that underflow are masked to 0, because arithmetic on subnormals is a hundred times slower."""
     kept = v.b.define(f"fcmp uge {register_type(v.type)} {x}, {v.number(_LOWEST)}", (x,))
-    if not v.scales:
-        x = emit_select(v.b, kept, x, v.number(0.0), v.type)
-    n, shifted, rest = v.reduce(v.bound("min", x, _HIGHEST), 1.0)
-    return v.scale(v.horner(rest, (*_EXP, 1.0, 1.0)), n, shifted, kept)
+    if v.scales:
+        n, _, rest = v.reduce(v.bound("min", x, _HIGHEST), 1.0)
+        return v.scale_exponent(v.horner(rest, (*_EXP, 1.0, 1.0)), n, kept)
+    x = emit_select(v.b, kept, x, v.number(0.0), v.type)
+    _, shifted, rest = v.reduce(v.bound("min", x, _HIGHEST), 1.0)
+    first, second = v.powers(shifted)
+    scaled = v.op("fmul", v.fma(_exp_less_one(v, rest), first, first), second)
+    return emit_select(v.b, kept, scaled, v.number(0.0), v.type)
+
+
+def _exp_less_one(v: _Lanes, rest: str) -> str:
+    """exp(rest) - 1 in few steps that wait for each other: while one vector waits, few others fit into a scheduler."""
+    square = v.op("fmul", rest, rest)
+    a, b, c, d, e = _EXP
+    upper = v.fma(square, a, v.fma(rest, b, c))
+    return v.fma(v.fma(upper, square, v.fma(rest, d, e)), square, rest)
 
 
 def _tanh(v: _Lanes, x: str) -> str:

@@ -20,6 +20,7 @@ from ...machine import (
 from ...target import CpuTarget
 from ...thresholds import (
     BALANCED_CHUNKS,
+    CONVERTED_SCALARS_PANELS,
     FEW_CHUNKS,
     MAX_UNROLLED_STEPS,
     MAX_USES_IN_PLACE,
@@ -384,11 +385,12 @@ class BlockingHeuristic:
         width = prod(i.extent for i in known.exclusive_iterators(known.vector_operand))
         if not stands and width >= PACKED_USES and self._reads_short_runs(still):
             return True
+        if not still.is_plain_load:
+            return width >= CONVERTED_SCALARS_PANELS * self._panel_width()
         if width < PACKED_SCALARS_PANELS * self._panel_width():
             return False
         return (
-            not still.is_plain_load
-            or self._conflicts_in_l1()
+            self._conflicts_in_l1()
             or self._has_stride_beyond(still, PACKED_STRIDE_BYTES_IN_L2, 1)
             or self._reads_factors_once()
         )

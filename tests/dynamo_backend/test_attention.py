@@ -1,0 +1,52 @@
+"""Attention and its gradient are one kernel each, which stores nothing but its results."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tensor_comprehensions.dynamo_backend.kernel_or_eager import KernelOrEager
+
+SHAPE = (2, 4, 100, 16)
+
+
+@pytest.fixture
+def compiled(kernels_always: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The compiled kernel of each region, in the order of the races."""
+    found: list[Any] = []
+    choose = KernelOrEager._choose
+
+    def record(self: KernelOrEager, inputs: tuple[Tensor, ...]) -> None:
+        choose(self, inputs)
+        found.append(self.op.compile(*inputs))
+
+    monkeypatch.setattr(KernelOrEager, "_choose", record)
+    return found
+
+
+def run_with_gradients(attend: Any, tensors: tuple[Tensor, ...], upstream: Tensor) -> tuple[Tensor, ...]:
+    out = attend(*tensors)
+    return (out, *torch.autograd.grad(out, tensors, upstream))
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "bias"])
+def test_attention_and_its_gradient_store_only_their_results(kind: str, compiled: list[Any]) -> None:
+    torch.manual_seed(0)
+    tensors = tuple(torch.randn(SHAPE, requires_grad=True) for _ in range(3))
+    mask = torch.randn(2, 1, SHAPE[2], SHAPE[2]) if kind == "bias" else None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind == "causal")
+
+    upstream = torch.randn(SHAPE)
+    found = run_with_gradients(torch.compile(attend, backend="tensor_comprehensions"), tensors, upstream)
+    for ours, right in zip(found, run_with_gradients(attend, tensors, upstream), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
+    assert [(k.resources["kernels"], k.resources["temporary_bytes"]) for k in compiled] == [(1, 0), (1, 0)]
+    masked = [len(re.findall(r"\+=! where", k.source("schedule"))) for k in compiled]
+    assert masked == ([3, 5] if kind == "causal" else [0, 0])  # both products and the total; all five products
