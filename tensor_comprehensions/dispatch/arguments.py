@@ -163,7 +163,7 @@ def tensor_from_array(array: np.ndarray) -> Tensor:
     Raises TypeError if torch has no such element type.
     """
     size = array.itemsize
-    readable = all(n < 2 or (s >= 0 and s % size == 0) for n, s in zip(array.shape, array.strides, strict=True))
+    readable = all(s >= 0 and (n < 2 or s % size == 0) for n, s in zip(array.shape, array.strides, strict=True))
     if not (readable and array.dtype.isnative and array.flags.aligned):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", subok=False)
     return torch.from_numpy(_to_writable(array))

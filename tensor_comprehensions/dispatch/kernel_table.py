@@ -77,13 +77,18 @@ def may_be_sparse(value: object) -> bool:
     """Whether an argument is a sparse tensor of any kind; this check imports nothing."""
     if isinstance(value, Tensor):
         return value.layout is not strided and not value.is_nested
-    if isinstance(value, NEVER_SPARSE):  # Dynamo cannot ask for the module of these
+    if isinstance(value, NEVER_SPARSE) or type(value) is dict:  # Dynamo cannot ask for the modules of these
         return False
-    module = type(value).__module__
-    return module.startswith("scipy.sparse") or (module == _SPARSE and type(value).__name__ == "SparseTensor")
+    return any(_is_sparse_class(base) for base in type(value).__mro__)
 
 
-NEVER_SPARSE = (bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray, np.generic)
+def _is_sparse_class(kind: type) -> bool:
+    module = kind.__module__
+    return module.startswith("scipy.sparse") or (module == _SPARSE and kind.__name__ == "SparseTensor")
+
+
+NEVER_SPARSE = (bool, int, float, complex, str, bytes, list, tuple, type(None), np.ndarray, np.generic)
+"""Classes without sparse subclasses. SciPy's DOK arrays are dicts."""
 _SPARSE = "tensor_comprehensions.dispatch.sparse.sparse_tensor"
 OptionsProvider = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
 """Returns the options for a def and its arguments; None leaves the lowering to the cost models."""

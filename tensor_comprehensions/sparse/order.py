@@ -27,6 +27,8 @@ def choose_order(
 ) -> tuple[str, ...]:
     """The names of the loops, outermost first, in the cheapest order; operands stored in another order are converted.
 
+    A target that shares the pattern of an operand is written in the order of that operand, if any order allows it.
+
     Args:
         result: the format of a sparse result, which is best written in its order.
         options: the allowed orders and conversions.
@@ -54,14 +56,17 @@ def choose_order(
         wrong = sum(
             CONVERSION_COST if options.convert and reordered_format(p, order, free_first) else inf for p in stuck
         )
+        scattering = _count_scattering_loops(order, nest)
+        loses_pattern = any(p.access == nest.own for p in stuck) or (scattering > 0 and _needs_own_identity(nest))
         iterations = fanouts.count_iterations(order)
         if result is not None and not is_ordered(nest, order, result):
             iterations *= SORTED_ELEMENT_COST
         cost: tuple[float, ...]
         if free_first:
-            cost = (wrong, _count_inversions(order, nest), iterations, rank)
+            cost = (wrong == inf, loses_pattern, wrong, _count_inversions(order, nest), iterations, rank)
         else:
-            cost = (iterations + wrong, _count_scattering_loops(order, nest), not _is_contiguous(order, nest), rank)
+            contiguous = _is_contiguous(order, nest)
+            cost = (wrong == inf, loses_pattern, iterations + wrong, scattering, not contiguous, rank)
         if best is None or cost < best[0]:
             best = cost, order
     if best is None:
@@ -132,6 +137,11 @@ def _stored_as(path: Path, format: Format) -> Path:
     steps = dict(zip(path.format.order, path.steps, strict=True))
     moved = (replace(steps[d], level=level) for level, d in zip(format.levels, format.order, strict=True))
     return replace(path, format=format, steps=tuple(moved))
+
+
+def _needs_own_identity(nest: Nest) -> bool:
+    """Whether elements of a target with a shared pattern cannot be updated repeatedly, from the zeros in memory."""
+    return nest.own is not None and nest.statement.reduction not in (None, "+")
 
 
 def _stores_nonzero_results(nest: Nest) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,7 @@ class SparseOp:
             named = dict(zip(names, values, strict=True))
             sparse = {n: x for n, x in named.items() if n in call.sparse}
             dense = {n: x for n, x in named.items() if n in call.dense}
-            return list(run(SparseCall(sparse, dense, call.structures, call.device)).values())
+            return list(run(replace(call, sparse=sparse, dense=dense)).values())
 
         results = sparse_autograd.record_sparse_call(by_position, gradients, operands)
         return dict(zip(gradients.function.returns, results, strict=True))

@@ -145,7 +145,15 @@ def make_unaligned_array() -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "array", [np.ones((4, 6), "f4")[::-1], np.arange(6, dtype=">f4").reshape(2, 3), make_unaligned_array()], ids=str
+    "array",
+    [
+        np.ones((4, 6), "f4")[::-1],
+        np.ones((1, 6), "f4")[::-1],
+        np.ones((4, 1), "f4")[:, ::-1],
+        np.arange(6, dtype=">f4").reshape(2, 3),
+        make_unaligned_array(),
+    ],
+    ids=str,
 )
 def test_numpy_layouts_that_torch_cannot_express_are_copied(array: np.ndarray) -> None:
     np.testing.assert_array_equal(arguments.to_tensor(MATRIX, array).numpy(), array)

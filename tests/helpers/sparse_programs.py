@@ -64,6 +64,7 @@ class RandomDef:
         sizes: of the first call. resizable: whether others fit the text, too.
         rounded: returns that are compared with a tolerance.
         special: whether operands hold infinities and NaN.
+        blocks: the extents of blocks, by size.
     """
 
     source: str
@@ -74,6 +75,7 @@ class RandomDef:
     resizable: bool
     rounded: frozenset[str]
     special: bool
+    blocks: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class _Writer:
         rounded = frozenset(n for n in returned if self.defined[n].rounded)
         return RandomDef(
             source, tuple(self.operands), tuple(self.initial), self.formats, self.sizes, self.resizable, rounded,
-            self.special,
+            self.special, self.blocks,
         )  # fmt: skip
 
     def text(self, returned: Sequence[str]) -> str:
@@ -478,11 +480,7 @@ def _promote_types(a: str, b: str) -> str:
 
 def random_sizes(r: Random, program: RandomDef) -> dict[str, int]:
     """Other sizes for a program that takes any."""
-    blocks: dict[str, int] = {}
-    for x in program.operands:
-        if x.format is not None and x.format.blocks:
-            blocks |= dict(zip(x.dims, x.format.blocks, strict=True))
-    return {n: blocks.get(n, 1) * r.choice(SIZES[:7]) for n in program.sizes}
+    return {n: program.blocks.get(n, 1) * r.choice(SIZES[:7]) for n in program.sizes}
 
 
 def operand_value(r: Random, x: RandomOperand, sizes: dict[str, int], special: bool) -> torch.Tensor | SparseTensor:

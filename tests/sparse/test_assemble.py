@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from sparse_cases import Case, cases
 from test_sparse_kernels import argument
@@ -145,3 +147,47 @@ def test_rows_that_are_filled_again(name: str, type: str) -> None:
     assert len(kernels) == 1
     assert len(kernels[0].phases) == 1
     assert "touched" not in kernels[0].source("loops")
+
+
+def test_a_pattern_of_scipy_that_changed_in_place() -> None:
+    op = tc.define(SPGEMM).f
+    a = sp.csr_array(np.diag([1.0, 2, 3]))
+    fixed = op.assemble(a, a)
+    assert (fixed(a, a).todense() == (a @ a).todense()).all()
+    a.indices[0] = 1
+    with pytest.raises(tc.ArgumentError, match="'B' has other stored places"):
+        fixed(a, a)
+
+
+@pytest.mark.parametrize("layout", ["to_sparse_csr", "to_sparse_csc", "to_sparse_coo"])
+def test_operands_made_in_inference_mode(layout: str) -> None:
+    """Torch counts no changes of these."""
+    op = tc.define("def f(double(N,M) A, double(M) x) -> (C: csr, y) { C(i,j) = 2 * A(i,j)  y(i) +=! A(i,j) * x(j) }").f
+    dense, x = torch.tensor([[1.0, 0, 2], [0, 3, 0]]).double(), torch.ones(3).double()
+    with torch.inference_mode():
+        a = getattr(dense, layout)()
+        fixed = op.assemble(a, x)
+        for call in (op, op, op, fixed, fixed):
+            C, y = call(a, x)
+            assert C.to_dense().tolist() == (2 * dense).tolist()
+            assert y.tolist() == [3, 3]
+
+
+def test_a_pattern_of_inference_mode_that_changed_in_place() -> None:
+    with torch.inference_mode():
+        a = torch.eye(3).double().to_sparse_csr()
+        fixed = tc.define(SPGEMM).f.assemble(a, a)
+        a.col_indices()[0] = 1
+        with pytest.raises(tc.ArgumentError, match="'B' has other stored places"):
+            fixed(a, a)
+
+
+def test_conversions_made_in_inference_mode_serve_gradients() -> None:
+    text = "def f(double(N,M) A, double(M) x) -> (y) { y(i) +=! exp(A(i,j)) * x(j) where exists A(i,j) }"
+    op = tc.define(text, options=tc.SparseOptions(order=("i", "j"))).f
+    a, x = tc.as_sparse(torch.eye(3).double(), "csc"), torch.ones(3).double()
+    with torch.inference_mode():
+        op(a, x)
+    values = a.values.clone().requires_grad_()
+    op(a.with_values(values), x).sum().backward()
+    assert torch.allclose(values.grad, a.values.exp())

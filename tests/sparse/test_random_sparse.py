@@ -264,6 +264,11 @@ FOUND = {
         t(i,j) = 2 * A(i,j)  u(i,j) = t(i,j) * t(j,i)  y(i) +=! u(i,j)
         C(i,j) = u(j,i) + t(i,j) where exists A(i,j)  t(i,j) = t(i,j) * y(i)  z(j) max=! t(i,j) * x(i)
     }""",
+    "a maximum stored by columns of rows": """def f(
+        double(N,M) A: su(1,0), float(N,M) B: sd(1,0), double(N,M) C: csc
+    ) -> (y) {
+        t(i,j) max=! B(i,j) + B(i,j) where exists B(i,j)  y(i) +=! C(i,j) * B(i,j) + A(i,j) * t(i,j)
+    }""",
     "a sum with equal runs": """def f(int64(N,P) A: csr, int64(N,P) B: csr) -> (C: csr, D: csr) {
         C(i,j) = A(i,j) + B(i,j)  D(i,j) = A(i,j) - 2 * A(i,j) + (B(i,j) - j * B(i,j))
     }""",

@@ -232,3 +232,23 @@ def test_an_order_that_leaves_out_terms_is_refused() -> None:
     f = tc.define("def f(double(N,M) D) -> (T: s) { T(m) max=! D(i,m) }").f
     with pytest.raises(tc.ArgumentError, match="no order of loops with i, m"):
         f.compile(torch.zeros((3, 4)).double(), options=tc.SparseOptions(order=("i", "m")))
+
+
+def test_results_share_no_indices_with_arrays_of_scipy() -> None:
+    """SciPy changes indices in place, as when it drops zeros."""
+    ops = tc.define("""
+    def scaled(double(N,M) A, double(N) d) -> (C: csr, D: csr) { C(i,j) = d(i) * A(i,j)  D(i,j) = 2 * A(i,j) }
+    """)
+    ones = np.ones(3)
+    for call in (ops.scaled, ops.scaled.assemble(sp.csr_array(np.eye(3)), ones)):
+        for d in (ones, torch.ones(3).double()):
+            a = sp.csr_array(np.eye(3))
+            results = [*call(a, d), *call(a, d)]
+            for x in (a, *results):
+                before = [y.todense() if sp.issparse(y) else y.to_dense() for y in results if y is not x]
+                if not sp.issparse(x):
+                    continue
+                x.data[0] = 0
+                x.eliminate_zeros()
+                after = [y.todense() if sp.issparse(y) else y.to_dense() for y in results if y is not x]
+                assert all((b == c).all() for b, c in zip(before, after, strict=True))

@@ -161,6 +161,16 @@ def test_indices_of_scipy_in_any_order_are_copied_and_its_others_become_csr() ->
     assert str(as_sparse(sp.dia_array(np.eye(3))).format) == "csr"
 
 
+class Subclass(sp.csr_array):
+    """A user's own kind of matrix."""
+
+
+@pytest.mark.parametrize("kind", [sp.dia_array, sp.lil_array, sp.dok_array, sp.dok_matrix, Subclass])
+def test_calls_take_every_kind_of_scipy(kind: type) -> None:
+    op = tc.define("def f(double(N,M) A, double(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }").f
+    assert op(kind(np.array([[1.0, 0, 2], [0, 3, 0]])), np.ones(3)).tolist() == [3, 3]
+
+
 def test_arrays_of_numpy_in_any_memory() -> None:
     """Other byte orders, negative strides and memory that must not be written."""
     x = np.arange(12.0).reshape(3, 4) % 5

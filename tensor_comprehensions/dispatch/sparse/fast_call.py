@@ -52,6 +52,7 @@ class _KnownArray:
         return (
             type(x) is Tensor
             and x.layout is torch.strided  # other layouts have no address
+            and not x.is_inference()  # inference tensors have no version
             and x._version == self.version
             and x.data_ptr() == self.address
             and self.storage() is not None

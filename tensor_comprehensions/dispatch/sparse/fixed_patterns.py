@@ -11,6 +11,7 @@ from ...tc_lang.semantics.sparse_rules import pattern_depends_on_values
 from .sparse_kernels import SparseKernels
 from .sparse_run import SparseCall, StoredCounts
 from .sparse_tensor import Level, SparseTensor
+from .structure import copy_levels, list_index_arrays
 
 
 class FixedPatterns:
@@ -24,23 +25,25 @@ class FixedPatterns:
         self._kernels = kernels
         self._name = kernels.function.name
         self._sizes = kernels.sizes(call)
-        self._operands = {n: (t.format, t.levels, _list_array_versions(t.levels)) for n, t in call.sparse.items()}
+        self._operands = {n: (t.format, *_remember_levels(t, n in call.unversioned)) for n, t in call.sparse.items()}
         counts = StoredCounts()
         results = kernels.run(call, counts)
-        self.levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
+        copy = copy_levels if call.unversioned else tuple
+        self.levels = {n: copy(r.levels) for n, r in results.items() if isinstance(r, SparseTensor)}
         counts.levels.update(self.levels)
         follows_values = pattern_depends_on_values(kernels.function_for_call(call))
         self._counts = None if follows_values else counts
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
-        """The results of the def, by name; sparse results share the arrays in `levels`.
+        """The results of the def, by name; sparse results share the arrays in `levels`, unless operands may change.
 
         Raises:
             ArgumentError: an operand has another pattern or size than in the first call.
         """
         self._check(call)
         results = self._kernels.run(call, self._counts)
-        return {n: self._with_levels(n, r) for n, r in results.items()}
+        found = {n: self._with_levels(n, r) for n, r in results.items()}
+        return {n: _with_own_arrays(r) for n, r in found.items()} if call.unversioned else found
 
     def _check(self, call: SparseCall) -> None:
         sizes = self._kernels.sizes(call)
@@ -53,7 +56,8 @@ class FixedPatterns:
             format, levels, versions = self._operands[name]
             if t.format != format:
                 raise self._error(f"'{name}' has the format {t.format}", str(format))
-            if _list_array_versions(levels) != versions or not are_equal_levels(levels, t.levels):
+            changed = bool(versions) and _list_array_versions(levels) != versions
+            if changed or not are_equal_levels(levels, t.levels):
                 raise self._error(f"'{name}' has other stored places", "the places that it had there")
 
     def _error(self, problem: str, expected: str) -> ArgumentError:
@@ -71,8 +75,19 @@ class FixedPatterns:
         return SparseTensor(result.format, result.shape, levels, result.values)
 
 
+def _remember_levels(t: SparseTensor, unversioned: bool) -> tuple[Sequence[Level], list[int]]:
+    """The levels of an operand, to compare with those of later calls, and the versions of their arrays."""
+    return (copy_levels(t.levels), []) if unversioned else (t.levels, _list_array_versions(t.levels))
+
+
+def _with_own_arrays(result: Tensor | SparseTensor) -> Tensor | SparseTensor:
+    if not isinstance(result, SparseTensor):
+        return result
+    return SparseTensor(result.format, result.shape, copy_levels(result.levels), result.values)
+
+
 def _list_array_versions(levels: Sequence[Level]) -> list[int]:
-    return [x._version for level in levels if level is not None for x in level if x is not None]
+    return [x._version for x in list_index_arrays(levels)]
 
 
 def are_equal_levels(a: Sequence[Level], b: Sequence[Level]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from .interop import from_scipy, from_torch, is_scipy
 from .sparse_cache import load_or_compile_sparse
 from .sparse_run import INDEX_TYPES, SparseCall, SparseRun, StoredCounts
 from .sparse_tensor import SparseTensor
-from .structure import Structure, check_structure, structure_of
+from .structure import Structure, check_structure, copy_levels, list_index_arrays, structure_of
 
 if TYPE_CHECKING:
     from ...compiler import sparse_passes
@@ -196,7 +196,7 @@ class SparseKernels:
         """The fast path for calls like this one, with `values` and `results`; None if it cannot have one."""
         if call.device is not None or self.call_signature.initial or self.function.scalars:
             return None
-        if not all(map(_may_take_fast_path, values)):
+        if call.unversioned or not all(map(_may_take_fast_path, values)):
             return None
         function = self.function_for_call(call)
         if self._split_run(function, self.options_for(function, call)) is not None:
@@ -219,6 +219,7 @@ class SparseKernels:
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
         structures: dict[str, Structure] = {}
+        unversioned: set[str] = set()
         device = find_device((*values, *initial.values()))
         named = [*zip(self.call_signature.parameters, values, strict=True)]
         named += [(p, initial[p.name]) for p in self.call_signature.initial]
@@ -226,12 +227,14 @@ class SparseKernels:
             declared = self.function.tensor(p.name).format
             if is_sparse(value):
                 sparse[p.name], structures[p.name] = self._sparse(p, value, device)
+                if is_scipy(value) or any(x.is_inference() for x in list_index_arrays(sparse[p.name].levels)):
+                    unversioned.add(p.name)
             elif declared is not None and not declared.is_dense:
                 raise self.dense_error(p)
             else:
                 in_text = self.function.tensor(p.name).is_compile_time
                 dense[p.name] = _make_contiguous(p, value, None if in_text else device)
-        return SparseCall(sparse, dense, structures, device)
+        return SparseCall(sparse, dense, structures, device, frozenset(unversioned))
 
     def dense_error(self, p: ParameterSpec) -> ArgumentError:
         """The error for a dense operand where the def declares a sparse one."""
@@ -440,8 +443,25 @@ def results_in_caller_kind(results: Mapping[str, Tensor | SparseTensor], values:
     """
     kinds = [v for v in values if is_sparse(v)]
     found: list[Any] = list(results.values())
+    if any(map(is_scipy, kinds)):
+        found = list(_with_own_indices(found, kinds))
     if kinds and all(isinstance(v, Tensor) for v in kinds):
         found = [r.torch() if isinstance(r, SparseTensor) else r for r in found]
     elif kinds and all(map(is_scipy, kinds)) and not any(isinstance(v, Tensor) for v in values):
         found = [r.scipy() if isinstance(r, SparseTensor) else r.numpy() for r in found]
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _with_own_indices(
+    results: Sequence[Tensor | SparseTensor], operands: Sequence[Any]
+) -> Iterator[Tensor | SparseTensor]:
+    """Results that share no indices with SciPy's arrays or with each other: SciPy changes indices in place."""
+    compressed = [x for x in operands if is_scipy(x) and x.format in ("csr", "csc", "bsr")]
+    taken = {a.__array_interface__["data"][0] for x in compressed for a in (x.indptr, x.indices)}
+    for r in results:
+        if not isinstance(r, SparseTensor):
+            yield r
+            continue
+        arrays = {x.data_ptr() for x in list_index_arrays(r.levels)}
+        yield SparseTensor.from_known(r.format, r.shape, copy_levels(r.levels), r.values) if arrays & taken else r
+        taken |= arrays

@@ -41,12 +41,14 @@ class SparseCall:
         sparse, dense: the operands.
         structures: the structures of sparse operands.
         device: the GPU that they are on; None: the CPU.
+        unversioned: the operands whose stored places may change without a trace, as those of SciPy do.
     """
 
     sparse: Mapping[str, SparseTensor]
     dense: Mapping[str, Tensor]
     structures: Mapping[str, Structure]
     device: torch.device | None = None
+    unversioned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Cached facts about sparsity patterns: that they obey their format, and their conversions to other formats.
 
 Both are computed once. They hold as long as the arrays of a pattern have the same memory and the same version, which
-torch increments with every in-place change. Changes through NumPy increment no version, so nothing is cached for SciPy.
+torch increments with every in-place change. NumPy's memory and inference tensors have no versions, so nothing is cached
+for them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ class ArrayKeyedCache:
 
     def get(self, arrays: Sequence[Tensor], key: Hashable, make: Callable[[], V]) -> V:
         """The cached result of `make` for these arrays and this key; it must not keep the arrays' memory alive."""
-        if not all(type(x) is Tensor for x in arrays):  # traced tensors, without memory
+        # Tensors that torch traces have no memory, and inference tensors no version.
+        if not all(type(x) is Tensor and not x.is_inference() for x in arrays):
             return make()
         full = (key, *((x.data_ptr(), x.numel(), x.dtype, x.stride()) for x in arrays))
         versions = tuple(x._version for x in arrays)
         found = self._entries.get(full)
         if found is not None and found[0] == versions and all(r() is not None for r in found[1]):
             return cast("V", found[2])
-        value = make()
+        with torch.inference_mode(False):  # later calls may record it for autograd
+            value = make()
         entries = self._entries
 
         def forget(_: object) -> None:
@@ -127,6 +130,19 @@ def _normalized_level_copies(levels: Sequence[Level]) -> tuple[Level, ...] | Non
     )
 
 
+def copy_levels(levels: Sequence[Level]) -> tuple[Level, ...]:
+    """The levels in memory of their own."""
+    return tuple(
+        level if level is None else (None if level[0] is None else level[0].clone(), level[1].clone())
+        for level in levels
+    )
+
+
+def list_index_arrays(levels: Sequence[Level]) -> list[Tensor]:
+    """All pos and crd."""
+    return [x for level in levels if level is not None for x in level if x is not None]
+
+
 def cache_for_arrays(key: Hashable, arrays: Sequence[Tensor], make: Callable[[], V]) -> V:
     """The result of `make` for arrays, cached until one of them changes."""
     return _known.get(arrays, key, make)
@@ -149,7 +165,10 @@ def convert_levels(t: SparseTensor, format: Format, structure: Structure) -> tup
 
 def _get_level_conversion(t: SparseTensor, format: Format, structure: Structure) -> LevelConversion:
     found = structure.conversions.get(format)
-    return found or structure.conversions.setdefault(format, _make_conversion(t, format))
+    if found is None:
+        with torch.inference_mode(t.values.is_inference()):
+            found = structure.conversions.setdefault(format, _make_conversion(t, format))
+    return found
 
 
 def _make_conversion(t: SparseTensor, format: Format) -> LevelConversion:
