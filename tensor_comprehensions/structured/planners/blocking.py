@@ -42,7 +42,7 @@ from ...thresholds import (
 )
 from ..analysis.contraction_info import ContractionInfo, Factor
 from ..cost import tile_cost, unroll_factors
-from ..cost.tile_cost import RegisterTile, is_beyond_private_caches, stream_cycles
+from ..cost.tile_cost import RegisterTile, is_in_mesh_llc, stream_cycles
 from ..lower.tile import balanced_block, num_tiles
 from ..op import Iterator, loads_in
 from ..plan import PackStep, Plan, TileLoop
@@ -157,7 +157,7 @@ class BlockingHeuristic:
         blocks = self._reduction_block(reductions, known.k_size)
         if passing is not known.broadcast_operand:
             return 1, blocks
-        far = is_beyond_private_caches(self._footprint(passing), self.target)
+        far = is_in_mesh_llc(self._footprint(passing), self.target)
         gathered = self._reduction_block(reductions, half // (PANELS_IN_L2 * step)) if far else blocks
         steps = prod({**known.extents, **{b.iterator: b.size for b in gathered}}[name] for name in reductions)
         most = min(every // (FEW_CHUNKS if self.parallel else 1), half // (steps * step))
@@ -276,7 +276,7 @@ class BlockingHeuristic:
 
     def _as_read(self, iterators: tuple[Iterator, ...], packed: Factor) -> list[TileLoop]:
         """The register-tile levels around panels from far memory: consecutive runs are read soon after each other."""
-        if not is_beyond_private_caches(packed.stored * packed.bytes, self.target):
+        if not is_in_mesh_llc(packed.stored * packed.bytes, self.target):
             return self._levels(iterators, packed)
         ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
         return [TileLoop(i.name, self.tile.size(i.name)) for i in ordered]
@@ -389,7 +389,7 @@ class BlockingHeuristic:
     def _meets_once(self) -> bool:
         """Whether blocks of a long sum come from a far cache only once: L2 has room for all results."""
         known = self.info
-        far = all(is_beyond_private_caches(self._footprint(f), self.target) for f in known.factors)
+        far = all(is_in_mesh_llc(self._footprint(f), self.target) for f in known.factors)
         results = known.output_size // prod(i.extent for i in known.batch)
         return far and results <= self.target.cache[1] // 2
 

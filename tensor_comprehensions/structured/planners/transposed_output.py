@@ -34,7 +34,7 @@ WIDE, NARROW = 6, 4
 def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Generator[Plan]:
     """A plan that keeps results in a panel, and one that packs the factor, too, each with the longest runs.
 
-    known: with the lanes along the output. None if memory is near, or the results are not smaller than the factor.
+    known: with the lanes along the output. None if the private caches hold the factor, or the results are not smaller.
     """
     moving = known.vector_operand
     run = next(
@@ -50,10 +50,10 @@ def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parall
         or uses >= known.k_size
     ):
         return
-    far = is_beyond_private_caches(moving.stored * moving.bytes, target)
     lanes = target.lanes(known.bits)
     if (
-        not (far and moving.is_plain_load)
+        not moving.is_plain_load
+        or not is_beyond_private_caches(moving.stored * moving.bytes, target)
         or min(run.extent, known.extent(known.output_unit_iter)) < lanes
         or known.op.pairs
     ):
