@@ -27,7 +27,7 @@ from ...machine import (
 )
 from ...options import CpuOptions
 from ...structured.cost.plan_cost import plan_cycles
-from ...structured.cost.tile_cost import is_beyond_private_caches
+from ...structured.cost.tile_cost import is_in_mesh_llc
 from ...structured.lower.tile import num_tiles
 from ...structured.match.drop_unit_dims import drop_unit_dims
 from ...structured.match.match_contraction import match_contraction
@@ -272,7 +272,7 @@ def _copy_cycles(found: _Contraction, orders: Orders, target: CpuTarget) -> floa
     for old, new in zip(found.orders, orders, strict=True):
         if new is not None:
             size = found.size(old) * found.bits // 8
-            far = FAR_COPY_FACTOR if is_beyond_private_caches(2 * size, target) else 1.0
+            far = FAR_COPY_FACTOR if is_in_mesh_llc(2 * size, target) else 1.0
             total += COPY_START_CYCLES + far * size / 4 * _element_cycles(found, old, new)
     return total
 

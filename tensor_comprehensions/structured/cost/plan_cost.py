@@ -44,7 +44,7 @@ from ..lower.output_panel import with_panel_output
 from ..lower.tile import num_tiles
 from ..op import StructuredOp
 from ..plan import PackStep, Plan, Side
-from .tile_cost import all_tiles_cycles, is_beyond_private_caches
+from .tile_cost import all_tiles_cycles, is_in_mesh_llc
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _output_panel_costs(op: StructuredOp, plan: Plan, depth: int, target: CpuTar
     cycles = (TRANSPOSE_COPY_CYCLES * op.dtype.size / 4 + NONTEMPORAL_RUN_CYCLES * written.output_bytes / run) * prod(
         i.extent for i in op.parallel
     )
-    if moving.side not in model.packed and is_beyond_private_caches(moving.stored * moving.bytes, target):
+    if moving.side not in model.packed and is_in_mesh_llc(moving.stored * moving.bytes, target):
         cycles += MESH_STALL_CYCLES * moving.stored / model._run(moving.side, region)
     return replace(expected_costs(known, [plan], target)[0], turning=cycles)
 
@@ -385,7 +385,7 @@ class _Model:
             for capacity, cost in zip(self.target.cache[1:], TRANSFER_CYCLES_PER_BYTE[1:], strict=False):
                 if resident > capacity * self.room:
                     cycles += cost * self.source_bytes(side, region)
-            if is_beyond_private_caches(int(resident), self.target):
+            if is_in_mesh_llc(int(resident), self.target):
                 cycles += MESH_CYCLES_PER_BYTE * self.cut_bytes(side, region)
                 if resident > self.target.cache[-1] * self.room:
                     cycles += MESH_RUN_CYCLES * self.starts(side, region)

@@ -136,7 +136,7 @@ def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers
         return np.zeros_like(columns)
     apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
     uses = prod(i.extent for i in facts.exclusive_iterators(facts.broadcast_operand))
-    in_place = is_beyond_private_caches(moving.stored * moving.bytes, target) and (
+    in_place = is_in_mesh_llc(moving.stored * moving.bytes, target) and (
         0 < apart < IN_PLACE_STRIDE_BYTES or uses <= MAX_USES_IN_PLACE
     )
     panel = facts.k_size * columns * moving.bytes
@@ -193,7 +193,7 @@ def _row_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, 
     panel = facts.k_size * points[facts.vector] * (facts.bits // 8)
     queued = np.where(panel > target.cache[0] * 3 // 4, MESH_QUEUE_CYCLES * vectors**2, 0.0)
     read = prod(i.extent for i in facts.op.iterators if i.name in still.iterators)
-    far = 1.0 if is_beyond_private_caches(stored, target) else MESH_L2_ROW_FACTOR
+    far = 1.0 if is_in_mesh_llc(stored, target) else MESH_L2_ROW_FACTOR
     return np.where(rows < 2, 0.0, far * (MESH_ROW_CYCLES * rows + queued) * min(1.0, still.stored / read))
 
 
@@ -342,8 +342,13 @@ def byte_cost(resident: int, target: CpuTarget) -> float:
 
 
 def is_beyond_private_caches(resident: int, target: CpuTarget) -> bool:
-    """Whether so many bytes exceed the private caches of a machine with a mesh, and come from a distant cache."""
-    return target.has_mesh_llc and resident > target.cache[-2] * 3 // 4
+    """Whether so many bytes exceed the private caches."""
+    return resident > target.cache[-2] * 3 // 4
+
+
+def is_in_mesh_llc(resident: int, target: CpuTarget) -> bool:
+    """Whether so many bytes come from a distant cache: they exceed the private caches of a machine with a mesh."""
+    return target.has_mesh_llc and is_beyond_private_caches(resident, target)
 
 
 def stream_cycles(outer: int, inner: int, outer_panel: int, panels: int, passes: int, target: CpuTarget) -> float:

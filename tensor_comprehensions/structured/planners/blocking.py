@@ -43,7 +43,7 @@ from ...thresholds import (
 )
 from ..analysis.contraction_info import ContractionInfo, Factor
 from ..cost import tile_cost, unroll_factors
-from ..cost.tile_cost import RegisterTile, is_beyond_private_caches, stream_cycles
+from ..cost.tile_cost import RegisterTile, is_in_mesh_llc, stream_cycles
 from ..lower.tile import balanced_block, num_tiles
 from ..op import Iterator, loads_in
 from ..plan import PackStep, Plan, TileLoop
@@ -165,7 +165,7 @@ class BlockingHeuristic:
         blocks = self._reduction_block(reductions, known.k_size)
         if passing is not known.broadcast_operand:
             return 1, blocks
-        far = is_beyond_private_caches(self._footprint(passing), self.target)
+        far = is_in_mesh_llc(self._footprint(passing), self.target)
         gathered = self._reduction_block(reductions, half // (PANELS_IN_L2 * step)) if far else blocks
         steps = prod({**known.extents, **{b.iterator: b.size for b in gathered}}[name] for name in reductions)
         most = min(every // (FEW_CHUNKS if self.parallel else 1), half // (steps * step))
@@ -284,7 +284,7 @@ class BlockingHeuristic:
 
     def _make_levels_as_read(self, iterators: tuple[Iterator, ...], packed: Factor) -> list[TileLoop]:
         """As `_make_levels`, but if the factor is beyond the private caches, in memory order, so that runs adjoin."""
-        if not is_beyond_private_caches(packed.stored * packed.bytes, self.target):
+        if not is_in_mesh_llc(packed.stored * packed.bytes, self.target):
             return self._make_levels(iterators, packed)
         ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
         return [TileLoop(i.name, self.tile.size(i.name)) for i in ordered]
@@ -398,7 +398,7 @@ class BlockingHeuristic:
     def _reads_factors_once(self) -> bool:
         """Whether both factors are in a distant cache and are read once, because L2 holds the results of a batch."""
         known = self.info
-        far = all(is_beyond_private_caches(self._footprint(f), self.target) for f in known.factors)
+        far = all(is_in_mesh_llc(self._footprint(f), self.target) for f in known.factors)
         results = known.output_size // prod(i.extent for i in known.batch)
         return far and results <= self.target.cache[1] // 2
 

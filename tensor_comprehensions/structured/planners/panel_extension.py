@@ -9,7 +9,7 @@ from ...machine import CACHE_LINE_BYTES
 from ...target import CpuTarget
 from ...thresholds import SHORT_RUN_BYTES
 from ..analysis.contraction_info import ContractionInfo, Factor
-from ..cost.tile_cost import RegisterTile, is_beyond_private_caches
+from ..cost.tile_cost import RegisterTile, is_in_mesh_llc
 from ..lower.tile import balanced_block
 from ..op import Iterator
 from ..plan import TileLoop
@@ -87,7 +87,7 @@ class PanelExtension:
         return self.info.vector_operand
 
     def _is_far(self) -> bool:
-        return is_beyond_private_caches(self._moving_factor.stored * self._moving_factor.bytes, self.target)
+        return is_in_mesh_llc(self._moving_factor.stored * self._moving_factor.bytes, self.target)
 
     def _width(self) -> int:
         return self.tile.size(self.info.vector)

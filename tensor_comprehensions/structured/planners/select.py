@@ -29,7 +29,7 @@ from ..amx import tile_plans
 from ..analysis.contraction_info import ContractionInfo, analyze_contraction
 from ..cost.plan_cost import busy_cycles, completes_pages, expected_cycles, packs_short_runs, plan_cycles
 from ..cost.register_tiles import RegisterTileRanking
-from ..cost.tile_cost import is_beyond_private_caches
+from ..cost.tile_cost import is_in_mesh_llc
 from ..lower.tile import num_tiles
 from ..op import StructuredOp, loads_in
 from ..plan import Plan
@@ -118,7 +118,7 @@ def rank_plans(
         for plan, cycles in zip(plans, expected_cycles(view.info, plans, target), strict=True):
             if cycles < least * clearly:
                 chosen, least = plan, cycles
-    if chosen.vector == default.info.vector and packs_short_runs(default.info, chosen, target):
+    if not near and _may_turn_results(default.info, chosen, target):
         for plan in transposed_output.transposed_output_plans(default.info, target, parallel=parallel):
             cycles = plan_cycles(default.info.op, plan, target)
             compared.append(plan)
@@ -175,6 +175,16 @@ def _enumerate_tile_plans(view: RegisterTileRanking, target: CpuTarget, parallel
             yield BlockingHeuristic(view.info, target, tile, parallel).plan()
 
 
+def _may_turn_results(known: ContractionInfo, chosen: Plan, target: CpuTarget) -> bool:
+    """Whether lanes along the runs of the larger factor may be better, with results turned afterwards.
+
+    A mesh delivers long runs of memory in time, so that there only panels filled from short runs are worth replacing.
+    """
+    if not target.has_mesh_llc:
+        return True
+    return chosen.vector == known.vector and packs_short_runs(known, chosen, target)
+
+
 def _is_transposed_store_profitable(known: ContractionInfo, target: CpuTarget) -> bool:
     """Whether register tiles that are stored transposed may be faster.
 
@@ -184,7 +194,7 @@ def _is_transposed_store_profitable(known: ContractionInfo, target: CpuTarget) -
     moving, turns = known.vector_operand, known.vector_operand.step(known.vector) != 1
     if turns and prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) <= PACKED_USES:
         longest = inf
-    elif is_beyond_private_caches(known.k_size * known.extent(known.vector) * moving.bytes, target):
+    elif is_in_mesh_llc(known.k_size * known.extent(known.vector) * moving.bytes, target):
         return False
     else:
         longest = SHORT_STRIDED_RUN if turns and known.k_size <= PACKED_BLOCK_STEPS else SHORT_OUTPUT_RUN
@@ -202,7 +212,7 @@ def _streams_in_place(plan: Plan) -> bool:
 
 def _is_output_traffic_bound(known: ContractionInfo, target: CpuTarget) -> bool:
     """Whether the output is beyond the private caches, and its stores take longer than the short sums before them."""
-    return known.k_size <= SHORT_SUM_TERMS and is_beyond_private_caches(known.output_size, target)
+    return known.k_size <= SHORT_SUM_TERMS and is_in_mesh_llc(known.output_size, target)
 
 
 def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:

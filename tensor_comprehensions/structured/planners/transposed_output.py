@@ -54,10 +54,10 @@ def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parall
         or uses >= known.k_size
     ):
         return
-    far = is_beyond_private_caches(moving.stored * moving.bytes, target)
     lanes = target.lanes(known.bits)
     if (
-        not (far and moving.is_plain_load)
+        not moving.is_plain_load
+        or not is_beyond_private_caches(moving.stored * moving.bytes, target)
         or min(run.extent, known.extent(known.output_unit_iter)) < lanes
         or known.op.pairs
     ):
