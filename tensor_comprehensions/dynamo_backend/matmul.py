@@ -266,9 +266,8 @@ def attention_backward(
 
     def by_shared(scores: Value, rows: Value) -> Value:
         """Sums over the rows of all heads that share keys and values."""
-        grouped = (*shared[:2], heads // shared[1])
-        scores, rows = (reshape_value(x, (*grouped, *x.shape[2:])) for x in (scores, rows))
-        return einsum_value(c, "bhgij,bhgie->bhje", scores, rows, triangle)
+        a, b = (reshape_value(x, (*shared[:2], heads // shared[1], *x.shape[2:])) for x in (scores, rows))
+        return einsum_value(c, "bhgij,bhgie->bhje", a, b, triangle)
 
     return (
         lambda: einsum_value(c, "bhij,bhje->bhie", change, k, triangle),
