@@ -251,7 +251,7 @@ def test_a_kernel_for_any_number_of_rows_is_explained() -> None:
 
 @needs_compiler
 def test_a_pipelined_loop_that_does_not_run_copies_nothing() -> None:
-    """Its first tile is copied before it. Where that is a single term, only the loop's bound tells whether it exists."""
+    """Its first tile is copied before it. For a single term, only the loop's bound tells whether that exists."""
     options = MappingOptions(
         tile=(32, 32, 1),
         threads=(16, 16),
