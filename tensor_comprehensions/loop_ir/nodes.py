@@ -88,8 +88,9 @@ class Buffer:
         return self.extent_variables[dimension] if self.extent_variables else None
 
     def at(self, values: Mapping[str, int]) -> Buffer:
-        """The buffer with numbers in place of parameters, whose `values` are given by name."""
-        if not (self.extent_variables or self.stride_variables):
+        """The buffer with numbers in place of the parameters whose `values` are given by name."""
+        held = (*self.extent_variables, *self.stride_variables)
+        if not any(name in values for name in held if name is not None):
             return self
         extents = {d: values[name] for d, name in enumerate(self.extent_variables) if name is not None}
         strides = {d: values[name] for d, name in enumerate(self.stride_variables) if name is not None}

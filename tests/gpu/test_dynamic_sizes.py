@@ -250,6 +250,24 @@ def test_a_kernel_for_any_number_of_rows_is_explained() -> None:
 
 
 @needs_compiler
+def test_a_pipelined_loop_that_does_not_run_copies_nothing() -> None:
+    """Its first tile is copied before it. For a single term, only the loop's bound tells whether that exists."""
+    options = MappingOptions(
+        tile=(32, 32, 1),
+        threads=(16, 16),
+        blocks=(1 << 20, 65535),
+        shared_memory=True,
+        private_memory=True,
+        double_buffer=True,
+    )
+    op = op_of(PRODUCT, "K")
+    kernel, compiled = ranged(op, torch.ones(64, 5), torch.ones(5, 64), options=options)
+    assert "__pipeline_wait_prior" in compiled.source("cuda")
+    for k in (0, 1, 9):
+        check_emulator(op, kernel, [torch.randn(64, k), torch.randn(k, 64)], {})
+
+
+@needs_compiler
 @pytest.mark.parametrize("seed", range(6))
 def test_any_options_give_kernels_that_are_right(seed: int) -> None:
     """Or a refusal, if a size of the mapping decides more than loops up to the rows."""
