@@ -253,16 +253,16 @@ def attention_backward(
     inner, rows = _replace_context_shape(c, scores.shape), (*scores.shape[:3], 1)
     triangle = "ij" if causal else ""
 
-    def stored(x: Value) -> Value:
+    def materialize_masked(x: Value) -> Value:
         return c.body.materialize(_mask_later_keys(x, "0.0") if causal else x)
 
     along = replace(logarithms, groups=(*logarithms.groups, ()), tensor="")
-    weights = stored(pointwise(inner, "exp({0} - {1})", [scores, along]))
+    weights = materialize_masked(pointwise(inner, "exp({0} - {1})", [scores, along]))
     both = pointwise(_replace_context_shape(c, g.shape), "({0} * {1})", [g, out])
     delta = reduce_dims(_replace_context_shape(c, rows), both, [3], True, "+")
     upstream = einsum_value(inner, "bhie,bhje->bhij", g, v)
     parts = to_values(inner, weights, upstream, delta, _choose_attention_scale(q, scale))
-    change = stored(pointwise(inner, "({0} * ({1} - {2}) * {3})", parts))
+    change = materialize_masked(pointwise(inner, "({0} * ({1} - {2}) * {3})", parts))
 
     def by_shared(scores: Value, rows: Value) -> Value:
         """Sums over the rows of all heads that share keys and values."""

@@ -87,7 +87,7 @@ class Buffer:
         """The parameter that holds the extent of a dimension, or None if it is a number or the caller's."""
         return self.extent_variables[dimension] if self.extent_variables else None
 
-    def at(self, values: Mapping[str, int]) -> Buffer:
+    def bind_parameters(self, values: Mapping[str, int]) -> Buffer:
         """The buffer with numbers in place of the parameters whose `values` are given by name."""
         held = (*self.extent_variables, *self.stride_variables)
         if not any(name in values for name in held if name is not None):
@@ -485,7 +485,7 @@ class Launch:
     cluster: int = 1
     counts: tuple[BlockCount | None, ...] = ()
 
-    def at(self, values: Mapping[str, int]) -> Launch:
+    def bind_parameters(self, values: Mapping[str, int]) -> Launch:
         """The launch of a call with these values of the parameters. A grid of no blocks runs nothing."""
         if not self.counts:
             return self

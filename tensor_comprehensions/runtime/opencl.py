@@ -88,10 +88,12 @@ def run_opencl(
         else cl.Buffer(found.context, flags.READ_WRITE, 16)
         for b in module.arguments
     ]
-    memories += [cl.Buffer(found.context, flags.READ_WRITE, max(16, b.at(values).bytes)) for b in module.temporaries]
+    memories += [
+        cl.Buffer(found.context, flags.READ_WRITE, max(16, b.bind_parameters(values).bytes)) for b in module.temporaries
+    ]
     status = np.zeros(2, np.int64)
     failed = cl.Buffer(found.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=status)
-    for kernel in (k.at(values) for k in code.kernels):
+    for kernel in (k.bind_parameters(values) for k in code.kernels):
         if 0 in kernel.launch.grid:
             continue
         given = [memories[n] for n in kernel.buffers] + ([failed] if kernel.status else [])

@@ -71,9 +71,9 @@ def ranged(op: Op, *arguments: Any, **further: Any) -> tuple[GpuKernel, Compiled
 
 def test_a_launch_evaluates_its_grid() -> None:
     launch = Launch((100, 7, 1), (32, 1, 1), counts=(BlockCount("n", 8, 100), None, None))
-    grids = [launch.at({"n": n}).grid for n in (0, 1, 8, 9, 800, 5000)]
+    grids = [launch.bind_parameters({"n": n}).grid for n in (0, 1, 8, 9, 800, 5000)]
     assert grids == [(0, 7, 1), (1, 7, 1), (1, 7, 1), (2, 7, 1), (100, 7, 1), (100, 7, 1)]
-    assert not launch.at({"n": 1}).counts
+    assert not launch.bind_parameters({"n": 1}).counts
 
 
 def test_kernels_take_sizes_and_strides_as_integers() -> None:
@@ -95,7 +95,7 @@ def test_a_grid_follows_the_rows() -> None:
     assert rows is not None
     for n in (0, 1, 7, 1000):
         values = compiled.parameter_values({"N": n, "D": 700}, [(700, 1), (700, 1)])
-        assert compiled.code.at(values).kernels[0].launch.grid == (-(-n // rows.tile), 1, 1)
+        assert compiled.code.bind_parameters(values).kernels[0].launch.grid == (-(-n // rows.tile), 1, 1)
 
 
 @needs_compiler

@@ -116,7 +116,7 @@ class FakeCuda:
         addresses = read_arguments(parameters, len(kernel.buffers) + kernel.status + len(kernel.parameters))
         values = dict(zip(kernel.parameters, addresses[len(addresses) - len(kernel.parameters) :], strict=True))
         del addresses[len(addresses) - len(values) :]
-        assert kernel.at(values).launch.grid == tuple(dims[:3])
+        assert kernel.bind_parameters(values).launch.grid == tuple(dims[:3])
         status = addresses.pop() if kernel.status else 0
         if status and ctypes.c_int64.from_address(status).value:
             return
@@ -126,13 +126,13 @@ class FakeCuda:
         memories = [nothing] * (len(made.arguments) + len(made.temporaries))
         everything = (*made.arguments, *made.temporaries)
         for position, address in zip(kernel.buffers, addresses, strict=True):
-            b = everything[position].at(values)
+            b = everything[position].bind_parameters(values)
             b = with_length(b, self.lengths[address]) if b.dynamic else b
             memories[position] = EmulatedTensor(address, b, True)
         for position, place in zip(kernel.mapped, pointers[len(pointers) - len(kernel.maps) :], strict=True):
             address = ctypes.c_uint64.from_address(place or 0).value
             memories[position] = EmulatedTensor(address, everything[position], True)
-        for number, value in enumerate((emulated.at(values) if values else emulated)(memories)):
+        for number, value in enumerate((emulated.bind_parameters(values) if values else emulated)(memories)):
             if value:
                 ctypes.c_int64.from_address(status + 8 * number).value = value
 

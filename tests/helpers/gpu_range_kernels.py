@@ -50,7 +50,7 @@ def check_interpreter(
     strides = [[s // x.itemsize for s in x.strides] for x in memories]
     values = compiled.parameter_values(sizes, strides)
     arrays = {
-        b.name: memories[n].reshape(b.at(values).shape)
+        b.name: memories[n].reshape(b.bind_parameters(values).shape)
         for n, b in zip(compiled.argument_places(), module.arguments, strict=True)
     }
     assert interpret(module, arrays, values) == []

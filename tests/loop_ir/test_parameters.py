@@ -55,7 +55,7 @@ def test_an_interpreted_grid_follows_the_parameters() -> None:
 
 def test_buffers_take_numbers_from_a_call() -> None:
     b = replace(X, shape=(0, 7), strides=(99, 1), extent_variables=("n", None), stride_variables=("s", None))
-    found = b.at({"n": 3, "s": 8, "m": 1})
+    found = b.bind_parameters({"n": 3, "s": 8, "m": 1})
     assert (found.shape, found.strides, found.dynamic) == ((3, 7), (8, 1), ())
     assert found.bytes == 4 * (2 * 8 + 7)
 

@@ -61,9 +61,11 @@ class GpuKernelSource:
     parameters: tuple[str, ...] = ()
     values: tuple[int, ...] = ()
 
-    def at(self, values: Mapping[str, int]) -> GpuKernelSource:
+    def bind_parameters(self, values: Mapping[str, int]) -> GpuKernelSource:
         """The launch of a call, with these values of the module's parameters."""
-        return replace(self, launch=self.launch.at(values), values=tuple(values[p] for p in self.parameters))
+        return replace(
+            self, launch=self.launch.bind_parameters(values), values=tuple(values[p] for p in self.parameters)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class GpuCode:
     kernels: tuple[GpuKernelSource, ...]
     aligned: bool
 
-    def at(self, values: Mapping[str, int]) -> GpuCode:
+    def bind_parameters(self, values: Mapping[str, int]) -> GpuCode:
         """The code of a call: its grids, and the values of its parameters, follow from those of the module."""
-        return replace(self, kernels=tuple(k.at(values) for k in self.kernels))
+        return replace(self, kernels=tuple(k.bind_parameters(values) for k in self.kernels))
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,9 +150,9 @@ def launcher_of(
             return launch_error(bound.name, kernel.sites, failed, value)
 
         return CudaRunner(
-            launches if values is None else launches.at(values), device,
+            launches if values is None else launches.bind_parameters(values), device,
             kernel.argument_places(),
-            [b.at(values or {}).bytes for b in kernel.temporaries],
+            [b.bind_parameters(values or {}).bytes for b in kernel.temporaries],
             fail if kernel.sites else None,
         )  # fmt: skip
 
@@ -178,7 +178,9 @@ def run_emulated(
     Returns (0, 0), or the number of a failed check and the subscript. Raises as `Emulated`.
     """
     roles = [t.role for t in kernel.bound.tensors if t.role is not Role.TEMPORARY]
-    arguments, temporaries = ([b.at(values or {}) for b in found] for found in (kernel.arguments, kernel.temporaries))
+    arguments, temporaries = (
+        [b.bind_parameters(values or {}) for b in found] for found in (kernel.arguments, kernel.temporaries)
+    )
     memories = [
         EmulatedTensor(tensors[n].data_ptr(), b, roles[n] is not Role.OUTPUT)
         for n, b in zip(kernel.argument_places(), arguments, strict=True)
@@ -186,4 +188,4 @@ def run_emulated(
     rooms = [torch.zeros(b.bytes + ALIGNMENT, dtype=torch.uint8) for b in temporaries]
     for room, b in zip(rooms, temporaries, strict=True):
         memories.append(EmulatedTensor(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
-    return (emulated if values is None else emulated.at(values))(memories)
+    return (emulated if values is None else emulated.bind_parameters(values))(memories)

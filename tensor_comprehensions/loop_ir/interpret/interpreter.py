@@ -80,20 +80,20 @@ def interpret(
     given = dict(parameters or {})
     machine.values = {p.name: np.int64(given[p.name]) for p in module.parameters}
     for b in module.arguments:
-        array, b = arrays[b.name], b.at(given)
+        array, b = arrays[b.name], b.bind_parameters(given)
         if b.dynamic and array.ndim == len(b.shape):
             b = fix_dynamic_extents(b, [array.shape[d] for d in b.dynamic])
         if array.shape != b.shape or array.dtype != storage_dtype(b.type.dtype):
             raise InternalError(f"argument {b.name} is {array.dtype}{array.shape}, not {b.type}{b.shape}")
         machine.memory[b.name] = CheckedMemory.of_argument(b, array)
-    for b in (t.at(given) for t in module.temporaries):
+    for b in (t.bind_parameters(given) for t in module.temporaries):
         machine.memory[b.name] = machine.new_memory(b, depth=0)
     with np.errstate(all="ignore"):
         for kernel in module.kernels:
             if machine.failures:
                 break
             if kernel.launch is not None:
-                run_launch(machine, kernel, kernel.launch.at(given))
+                run_launch(machine, kernel, kernel.launch.bind_parameters(given))
             else:
                 machine.stmt(kernel.body)()
     return machine.failures

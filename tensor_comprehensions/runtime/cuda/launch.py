@@ -127,9 +127,9 @@ class Launches:
         except api.errors as error:
             raise self._explain(error, number) from error
 
-    def at(self, values: Mapping[str, int]) -> Launches:
+    def bind_parameters(self, values: Mapping[str, int]) -> Launches:
         """The launches of calls with these values of the module's parameters."""
-        return Launches(self.device, self.code.at(values), self.functions, self.context, self.api)
+        return Launches(self.device, self.code.bind_parameters(values), self.functions, self.context, self.api)
 
     def select(self, kernels: slice) -> Launches:
         """The launches of a slice of the module's kernels."""

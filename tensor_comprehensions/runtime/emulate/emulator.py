@@ -132,9 +132,9 @@ class Emulated:
             self.counts = Counts(*(ctypes.c_int64 * 3).in_dll(machine, "machine_counts"))
         return status[0], status[1]
 
-    def at(self, values: Mapping[str, int]) -> Emulated:
+    def bind_parameters(self, values: Mapping[str, int]) -> Emulated:
         """The same for a call with these values of the module's parameters."""
-        return Emulated(self.code.at(values), self.path, self._prefix)
+        return Emulated(self.code.bind_parameters(values), self.path, self._prefix)
 
     def select(self, kernels: slice) -> Emulated:
         """The same with only a slice of the module's kernels."""
@@ -233,12 +233,12 @@ def run_emulated_module(
 ) -> tuple[int, int]:
     """Run a compiled module on arrays, as `run_emulated_code` does. parameters: the values of its parameters."""
     values = parameters or {}
-    arguments, temporaries = ([b.at(values) for b in bs] for bs in (module.arguments, module.temporaries))
+    arguments, temporaries = ([b.bind_parameters(values) for b in bs] for bs in (module.arguments, module.temporaries))
     memories = [EmulatedTensor(arrays[b.name].ctypes.data, b, True) for b in arguments]
     rooms = [np.zeros(max(1, int(np.prod(b.shape))) * b.type.dtype.size + 16, np.uint8) for b in temporaries]
     for b, room in zip(temporaries, rooms, strict=True):
         memories.append(EmulatedTensor(-(-room.ctypes.data // 16) * 16, b, False))
-    return (emulated.at(values) if values else emulated)(memories)
+    return (emulated.bind_parameters(values) if values else emulated)(memories)
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------
