@@ -158,3 +158,21 @@ def test_a_node_between_the_products_that_needs_a_whole_sum_waits_for_it() -> No
     expected = w.transpose(1, 2) @ (w @ y.double())
     torch.testing.assert_close(total.double(), expected, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(scaled.double(), expected * 2, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("result", "staged"), [("total(k,b,d)", True), ("total(b,k,d)", False)])
+def test_sums_whose_rows_lie_apart_add_up_in_a_buffer(result: str, staged: bool) -> None:
+    text = f"""def f(float(B,Q,D) x, float(B,K,D) y) -> (o, total) {{
+        s(b,q,k) +=! x(b,q,d) * y(b,k,d)
+        w(b,q,k) = tanh(s(b,q,k))
+        o(b,q,d) +=! w(b,q,k) * y(b,k,d)
+        {result} +=! w(b,q,k) * x(b,q,d)
+    }}"""
+    x, y = torch.randn(5, 130, 19), torch.randn(5, 48, 19)
+    op = tc.define(text).f
+    expected = torch.tanh(x.double() @ y.double().transpose(1, 2)).transpose(1, 2) @ x.double()
+    expected = expected.transpose(0, 1) if staged else expected
+    torch.testing.assert_close(op(x, y)[1].double(), expected, rtol=1e-4, atol=1e-3)
+    kernel = op.compile(x, y)
+    assert (kernel.resources["kernels"], kernel.resources["temporary_bytes"]) == (1, 0)
+    assert ("total.sums" in kernel.source("loops")) == staged

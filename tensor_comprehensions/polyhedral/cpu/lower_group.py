@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ...core.internal_names import internal_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView
-from ...loop_ir.nodes import Buffer
+from ...loop_ir.nodes import Buffer, LoopKind
 from ...loop_ir.origins import with_origin
 from ...options import CpuOptions
 from ...structured.language.plan_to_schedule import plan_to_schedule
@@ -21,6 +22,7 @@ from ..schedule.access_cost import is_fully_parallel, total_op_count, transposed
 from ..schedule.contraction_chain import with_chain_layouts
 from ..schedule.legality import ScheduledGroup
 from ..schedule.storage import (
+    BufferExtent,
     find_storage_reuse,
     fits_register,
     needs_line_staging,
@@ -48,8 +50,11 @@ def lower_group(
     function, local = _with_layouts(function, scheduled, local)
     tiles, counts = tiles_of(group, scheduled.sizes)
 
+    sums = _stage_sums(function, scheduled, tiles)
+    within: dict[str, Buffer | BufferView[int]] = {**buffers, **sums}
+
     def body(tiles: tuple[TileRange, ...]) -> ir.Stmt:
-        return _lower_group_body(function, scheduled, tiles, local, buffers, options, target)
+        return _lower_group_body(function, scheduled, tiles, local, within, options, target)
 
     movement = scheduled.movement
     turned = _is_transposition(function, scheduled, target) if movement is None else movement.transposed
@@ -61,9 +66,13 @@ def lower_group(
         order = row_order_of(movement, group)
         options = options if movement.shared else replace(options, grain_size=0)
     if group.serial is not None:
-        start = _initialize_sums(function, scheduled, tiles, buffers, options, target)
+        start = _initialize_sums(function, scheduled, tiles, within, options, target)
         inside = tile_loops([tiles[group.serial]], [counts[group.serial]], inside, 0, options, "serial_tile")
-        inside, order = build.block(*start, inside), tuple(k for k in order if k != group.serial)
+        finish = [
+            _copy_sums(function.tensor(name), view, scheduled, tiles, buffers, target) for name, view in sums.items()
+        ]
+        inside = build.allocate([view.buffer for view in sums.values()], build.block(*start, inside, *finish))
+        order = tuple(k for k in order if k != group.serial)
     walked = [tiles[k] for k in order], [counts[k] for k in order]
     return tile_loops(*walked, inside, total_op_count(function, scheduled.leaves), options)
 
@@ -72,7 +81,7 @@ def _initialize_sums(
     function: BoundFunction,
     scheduled: ScheduledGroup,
     tiles: Sequence[TileRange],
-    buffers: Mapping[str, Buffer],
+    buffers: Mapping[str, Buffer | BufferView[int]],
     options: CpuOptions,
     target: CpuTarget,
 ) -> list[ir.Stmt]:
@@ -80,6 +89,58 @@ def _initialize_sums(
     emitter = NestLowering(function, scheduled.group, tuple(tiles), buffers, options, target)
     sums = [leaf for leaf in scheduled.leaves if scheduled.group.adds_up(leaf.nodes[0])]
     return [with_origin(emitter.initialize_sums(leaf), statements_of(leaf.nodes), INITIAL_VALUES) for leaf in sums]
+
+
+def _stage_sums(
+    function: BoundFunction, scheduled: ScheduledGroup, tiles: Sequence[TileRange]
+) -> dict[str, BufferView[int]]:
+    """Private buffers for sums over the serial row whose rows lie apart in memory.
+
+    Every tile reads and writes all of such a sum, and rows that are a large power of two apart share few sets of a
+    cache. They are copied out after the last tile.
+    """
+    group, found = scheduled.group, dict[str, BufferView[int]]()
+    for node in filter(group.adds_up, group.nodes):
+        for write in node.writes:
+            tensor = function.tensor(write.tensor)
+            extents = temporary_footprint(tensor, group, scheduled.sizes)
+            if all(s.initialize for s in node.statements) and not _is_dense(tensor, extents):
+                own = replace(tensor, name=internal_name(tensor.name, "sums"))
+                found[tensor.name] = localized_buffer(own, extents, tiles)
+    return found
+
+
+def _is_dense(tensor: Tensor, extents: Sequence[BufferExtent]) -> bool:
+    """Whether a part of `tensor` has no gaps in memory."""
+    distance = 1
+    for stride, size in sorted((s, e.size) for s, e in zip(tensor.strides, extents, strict=True) if e.size > 1):
+        if stride != distance:
+            return False
+        distance *= size
+    return True
+
+
+def _copy_sums(
+    tensor: Tensor,
+    view: BufferView[int],
+    scheduled: ScheduledGroup,
+    tiles: Sequence[TileRange],
+    buffers: Mapping[str, Buffer],
+    target: CpuTarget,
+) -> ir.Stmt:
+    """The loops that copy the part of `tensor` in `view` to its place."""
+    extents = temporary_footprint(tensor, scheduled.group, scheduled.sizes)
+    inner = [build.var(internal_name(tensor.name, d.axis)) for d in view.digits]
+    point = {d.axis: build.add(view.first[d.axis], i) for d, i in zip(view.digits, inner, strict=True)}
+    for d, e in enumerate(extents):
+        point.setdefault(d, build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset))
+    place = tuple(point[d] for d in range(len(extents)))
+    nest: ir.Stmt = ir.Store(buffers[tensor.name], place, ir.Load(view.buffer, tuple(inner)))
+    factors = [(1, 1)] * (len(inner) - 1) + [(target.lanes(32), 1)]
+    for digit, index, factor in reversed(list(zip(view.digits, inner, factors, strict=True))):
+        kind = LoopKind.VECTOR if index is inner[-1] else LoopKind.SERIAL
+        nest = ir.Loop(index.name, build.const(0), build.const(digit.extent), nest, kind, vector_factors=factor)
+    return nest
 
 
 def contraction_schedule(
@@ -100,7 +161,11 @@ def contraction_schedule(
         emitter = NestLowering(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
         found = scheduled.movement or (emitter.default_plan(scheduled) if op is not None else None)
         return None if op is None or found is None else memory_bound_schedule(with_prefixed_names(found, node), op)
-    views: dict[str, Buffer | BufferView[int]] = {**buffers, **_allocate_local_buffers(local, scheduled, tiles)}
+    views: dict[str, Buffer | BufferView[int]] = {
+        **buffers,
+        **_stage_sums(function, scheduled, tiles),
+        **_allocate_local_buffers(local, scheduled, tiles),
+    }
     op = cluster_op(node, node.cluster, views, tiles, target)
     plan = cluster_plan(node, node.cluster, op, scheduled.group, tiles, options, target)
     return plan_to_schedule(plan, drop_unit_dims(op))
@@ -111,7 +176,7 @@ def _lower_group_body(
     scheduled: ScheduledGroup,
     tiles: tuple[TileRange, ...],
     local: Sequence[Tensor],
-    buffers: Mapping[str, Buffer],
+    buffers: Mapping[str, Buffer | BufferView[int]],
     options: CpuOptions,
     target: CpuTarget,
 ) -> ir.Stmt:
