@@ -302,10 +302,10 @@ class _Composer:
             return compose_block(sizes[0].rows)
         needed = [size for size in sizes if not size.is_optional]
         largest = _make_row_block(needed[0], compose_block(needed[0].rows), stage)
-        if with_shorter and len(sizes) > 1 and self._names_rows(level, k, split) and has_row_loops(program, largest):
-            if sizes[0].is_optional:
-                block = _make_row_block(sizes[0], compose_block(sizes[0].rows), stage)
-                largest = block if has_row_loops(program, block) else largest
+        longest = self.sizes[level][0].rows
+        if with_shorter and longest > 1 and self._names_rows(level, k, split) and has_row_loops(program, largest):
+            longer = replace(largest, longest=longest)
+            largest = longer if has_row_loops(program, longer) else largest
             return (replace(largest, may_be_shorter=True, overlap_from=0),)
         return (largest, *(_make_row_block(size, compose_block(size.rows), stage) for size in needed[1:]))
 

@@ -107,12 +107,15 @@ def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) ->
     """The combinations of block sizes along the axes for which code is generated.
 
     The smallest block of an outer axis may run only if the axis has few rows. It is then combined with fewer sizes of
-    inner axes; if both axes count the same size of the def, only with sizes that such a call can reach.
+    inner axes; if both axes count the same size of the def, only with sizes that such a call can reach. Remaining rows
+    are not combined with the most terms of a sum: that code is long, and no faster.
     """
+    outer = range(len(axes) - 1)
     return [
         v
         for v in product(*((size.rows for size in axis) for axis in sizes))
-        if not any(
+        if not any(_has_remaining_rows(sizes[n], v[n]) and _is_long_sum(axes[-1], sizes[-1], v[-1]) for n in outer)
+        and not any(
             _has_few_rows(sizes[n], v[n]) and _is_spared(axes[n], axes[m], sizes[n], sizes[m], v[m])
             for n in range(len(axes))
             for m in range(n + 1, len(axes))
@@ -123,6 +126,18 @@ def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) ->
 def _has_few_rows(sizes: Sequence[BlockSize], rows: int) -> bool:
     """Whether blocks of `rows` rows run only in calls with fewer rows than the next larger block has."""
     return len(sizes) > 1 and rows == sizes[-1].rows and sizes[-2].overlap_from == 1
+
+
+def _has_remaining_rows(sizes: Sequence[BlockSize], rows: int) -> bool:
+    """Whether blocks of this size, the last but one of three or more, take the rows that the largest ones leave."""
+    needed = [size.rows for size in sizes if not size.is_optional]
+    return len(needed) > 2 and rows == needed[-2]
+
+
+def _is_long_sum(axis: Rows, sizes: Sequence[BlockSize], rows: int) -> bool:
+    """Whether blocks of `rows` terms are the longest of three or more needed sizes, or longer."""
+    needed = [size.rows for size in sizes if not size.is_optional]
+    return axis.sums and len(needed) > 2 and rows >= needed[0]
 
 
 def _is_spared(

@@ -79,6 +79,7 @@ class RowBlock:
     overlap_from: if at least this many rows remain, an overlapping block computes them, and some rows twice; 0: never.
     is_serial: whether blocks must run one after another, because they add to the same elements.
     may_be_shorter: whether the last block may have fewer rows, because the module consists of loops over its rows.
+    longest: for such a module, the number of rows of the other blocks; 0: `rows`.
     """
 
     rows: int
@@ -87,6 +88,12 @@ class RowBlock:
     overlap_from: int = 0
     is_serial: bool = False
     may_be_shorter: bool = False
+    longest: int = 0
+
+    @property
+    def step(self) -> int:
+        """The number of rows from block to block."""
+        return self.longest or self.rows
 
 
 Stage = tuple[RowBlock, ...] | Module
@@ -143,7 +150,7 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
 
 
 def has_row_loops(program: RowProgram, block: RowBlock) -> bool:
-    """Whether the module of a block consists of loops over its rows, so that the block may be shorter."""
+    """Whether the module of a block consists of loops over its rows, so that the block may be shorter (or longer)."""
     try:
         _Joiner({b.name: b for b in (*program.arguments, *program.shared)}, program, frozenset()).row_loops(block)
     except CannotLower:
@@ -358,8 +365,8 @@ class _Joiner:
         """The loop over blocks of the first size in `parts`, followed by loops over the remaining rows."""
         (block, above, kernels), *smaller = parts
         if block.may_be_shorter:
-            body = self.body(block, kernels, build.mul(build.var(self.block), block.rows))
-            blocks = build.div(build.add(self.rows, block.rows - 1), block.rows)
+            body = self.body(block, kernels, build.mul(build.var(self.block), block.step))
+            blocks = build.div(build.add(self.rows, block.step - 1), block.step)
             return self.parallelize(block, above, build.const(0), body, blocks)
         rest = self.loops_over_blocks(smaller) if smaller else build.NOTHING
         if not block.overlap_from:
@@ -415,7 +422,8 @@ class _Joiner:
         bodies = [k.body for k in kernels]
         if block.may_be_shorter:
             loops = self.row_loops(block)
-            bodies = [end_row_loops(s, loops, self.sources, start, self.rows, reached) for s in bodies]
+            end = build.minimum(build.sub(self.rows, start), block.step)
+            bodies = [end_row_loops(s, loops, self.sources, start, self.rows, end, reached) for s in bodies]
             reached |= {name: self.sources[name] for name in loops.arguments}
         redirect = Redirect({**memory, **reached}, scalars, self.program.uses)
         body = build.block(*map(redirect.stmt, bodies))
@@ -443,9 +451,12 @@ class _Joiner:
     def row_loops(self, block: RowBlock) -> RowLoops:
         """The loops over the rows of a block. Raises CannotLower if its code is not such loops."""
         places = {name: self.dimension(source) for name, source in self.sources.items()}
-        return find_row_loops(
+        found = find_row_loops(
             block.module, self.sources, {n: d for n, d in places.items() if d is not None}, block.rows
         )
+        if block.step > block.rows and found.dimensions.keys() > found.arguments:
+            raise CannotLower("memory for rows has no room for more of them")
+        return found
 
     def dimension(self, source: Buffer) -> int | None:
         """The dimension of a buffer along which the rows of this level lie, or None."""

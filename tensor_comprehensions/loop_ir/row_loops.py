@@ -70,14 +70,20 @@ def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Ma
 
 
 def end_row_loops(
-    body: Stmt, loops: RowLoops, sources: Mapping[str, Buffer], start: Expr, length: Expr, windows: Mapping[str, Buffer]
+    body: Stmt,
+    loops: RowLoops,
+    sources: Mapping[str, Buffer],
+    start: Expr,
+    length: Expr,
+    end: Expr,
+    windows: Mapping[str, Buffer],
 ) -> Stmt:
-    """`body` for the rows of a block from `start` on, but only up to the row `length`.
+    """`body` for the rows of a block from `start` on, but only for `end` rows, up to the row `length`.
 
     sources: as in `find_row_loops`. windows: the forms of these in the block, with the names for windows.
     """
     rows = {name: _set_extent(windows[name], loops.dimensions[name], 1) for name in loops.arguments}
-    return _Ender(loops, sources, rows, start, length).stmt(body)
+    return _Ender(loops, sources, rows, start, length, end).stmt(body)
 
 
 def _has_form(b: Buffer, source: Buffer, dimension: int, rows: int) -> bool:
@@ -151,6 +157,7 @@ class _Ender:
     rows: Mapping[str, Buffer]
     start: Expr
     length: Expr
+    end: Expr
 
     def stmt(self, s: Stmt) -> Stmt:
         if isinstance(s, Loop) and s.var in self.loops.variables:
@@ -164,7 +171,7 @@ class _Ender:
         for name in sorted(self.rows.keys() & accessed_buffers(s.body), reverse=True):
             d = self.loops.dimensions[name]
             body = Window(self.rows[name], self.sources[name], row, 1, self.length, body, d)
-        return replace(s, stop=build.minimum(build.sub(self.length, self.start), self.loops.rows), body=body)
+        return replace(s, stop=self.end, body=body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.api import Op
 from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
+from tensor_comprehensions.compiler.row_block_sizes import list_variants
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.dispatch import inline_cache
 from tensor_comprehensions.loop_ir.nodes import If, Loop, Stmt, Window
@@ -322,6 +323,16 @@ def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dyna
     assert kernel.has_open_loops == is_open
     windows = [s for k in kernel.rerun_until("join").kernels for s in walk_stmts(k.body) if isinstance(s, Window)]
     assert bool(windows) != is_open
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [("attention", "T"), ("product", "NDK")])
+def test_remaining_rows_have_no_code_for_the_most_terms_of_a_sum(name: str, dynamic: str) -> None:
+    op = op_of(name, set(dynamic))
+    op(*arguments(name, dynamic, 21))
+    (kernel,) = range_kernels(op)
+    variants = list_variants(kernel.axes, kernel.sizes)
+    terms = {rows: {v[-1] for v in variants if v[0] == rows} for rows in (32, 8)}
+    assert max(terms[32]) >= 32 > max(terms[8]) == 8
 
 
 def test_images_are_normalized_channel_by_channel_in_blocks_of_one_size() -> None:

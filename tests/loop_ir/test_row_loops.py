@@ -27,7 +27,7 @@ from tensor_comprehensions.loop_ir.nodes import (
     Store,
     Type,
 )
-from tensor_comprehensions.loop_ir.rewrite import map_stmt
+from tensor_comprehensions.loop_ir.rewrite import map_stmt, walk_expr, walk_stmts
 from tensor_comprehensions.loop_ir.row_blocks import (
     SIZES,
     RowBlock,
@@ -125,6 +125,26 @@ def test_the_last_block_may_be_shorter(name: str, rows: int) -> None:
     assert has_row_loops(program(), block(SHORTER[name]))
     x, _, o = run(SHORTER[name], rows)
     assert np.array_equal(o, 2 * x)
+
+
+@pytest.mark.parametrize("rows", [0, 3, 8, 19, 20, 45])
+def test_loops_over_rows_serve_blocks_of_more_rows(rows: int) -> None:
+    longer = replace(block(MAP), may_be_shorter=True, longest=20)
+    assert has_row_loops(program(), longer)
+    total = build.maximum(Load(sizes_buffer(1), (build.const(0),)), 0)
+    module = bind_variables(join_row_blocks(program(), [(longer,)]), 1, [(rows_variable(0), total)])
+    verify(module)
+    stops = [s.stop for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, Loop) and s.var == "n"]
+    assert [e for stop in stops for e in walk_expr(stop) if e == build.const(20)], "blocks have 20 rows"
+    x = np.arange(rows * WIDTH, dtype=np.float32).reshape(rows, WIDTH)
+    o = np.full_like(x, -1)
+    assert interpret(module, {"x": x, "w": np.ones(WIDTH, np.float32), "o": o, SIZES: np.array([rows])}) == []
+    assert np.array_equal(o, 2 * x)
+
+
+def test_memory_for_the_rows_of_a_block_has_no_room_for_more() -> None:
+    assert has_row_loops(program(), block(SHORTER["memory"]))
+    assert not has_row_loops(program(), replace(block(SHORTER["memory"]), longest=ROWS + 1))
 
 
 @pytest.mark.parametrize("width", [(1, WIDTH), (WIDTH, 1)])
