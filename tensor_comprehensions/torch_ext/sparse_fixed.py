@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -52,6 +52,8 @@ _functions: WeakValueDictionary[int, FixedFunction] = WeakValueDictionary()
 class FixedFunction:
     """The function that `assemble` returns: operands and results have fixed patterns.
 
+    It is immutable, so a copy is the function itself. It holds kernels of one process, so it cannot be pickled.
+
     Attributes:
         levels: the levels of the sparse results, by name.
         number: the number by which graphs call it.
@@ -61,6 +63,17 @@ class FixedFunction:
         self.sparse_op = self._sparse = op
         self.patterns, self.levels, self.number = patterns, patterns.levels, next(_numbers)
         _functions[self.number] = self
+
+    def __copy__(self) -> FixedFunction:
+        return self
+
+    def __deepcopy__(self, memo: object) -> FixedFunction:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError(
+            "an assembled function holds kernels of this process", suggestion="pickle the operator, and assemble there"
+        )
 
     def __call__(self, *values: Any, **initial: Any) -> Any:
         if _is_traced():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -147,6 +149,15 @@ def test_rows_that_are_filled_again(name: str, type: str) -> None:
     assert len(kernels) == 1
     assert len(kernels[0].phases) == 1
     assert "touched" not in kernels[0].source("loops")
+
+
+def test_a_copy_of_an_assembled_function() -> None:
+    """Modules are copied with what they hold, such as for averaged weights."""
+    a = tc.as_sparse(torch.eye(3).double(), "csr")
+    fixed = tc.define(SPGEMM).f.assemble(a, a)
+    assert copy.deepcopy({"layer": fixed})["layer"] is copy.copy(fixed) is fixed
+    with pytest.raises(tc.ArgumentError, match="kernels of this process"):
+        pickle.dumps(fixed)
 
 
 def test_a_pattern_of_scipy_that_changed_in_place() -> None:
