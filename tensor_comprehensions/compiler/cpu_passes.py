@@ -257,6 +257,12 @@ def is_only_contractions(bound: BoundFunction, options: CpuOptions, target: CpuT
     return found
 
 
+def has_contractions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
+    """Whether the lowering multiplies in register tiles. bound: legalized."""
+    found: bool = _import_polyhedral_lowering().has_contractions(bound, options, target)
+    return found
+
+
 def splits_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
     """Whether an untuned call splits a reduction (split-K), which no schedule expresses."""
     found: bool = _import_polyhedral_lowering().splits_reductions_in(legalize(bound), options, target)

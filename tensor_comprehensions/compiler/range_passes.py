@@ -54,7 +54,13 @@ from ..tc_lang.ir import Access, BoundFunction, BoundStatement, Index, Role, Ten
 from ..tc_lang.syntax.printer import format_ranges
 from . import cpu_passes
 from .compiled_kernel import BlockSize, CompiledRangeKernel, PassContext, keep_results
-from .row_block_sizes import choose_block_sizes, collect_subscript_indices, list_open_counts, list_variants
+from .row_block_sizes import (
+    choose_block_sizes,
+    collect_subscript_indices,
+    list_open_counts,
+    list_variants,
+    shares_matrices,
+)
 from .row_strides import GIVEN, PACKED, StrideClasses, open_strides
 
 BlockMaker = Callable[[tuple[int, ...]], BoundFunction]
@@ -153,6 +159,7 @@ def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -
         return module
 
     try:
+        _check_register_tiles(problem, legal[counts[0]]["legalize"], context)
         composer = _make_composer(problem, (), blocks[counts[0]], legal, lambda v, bound: lower(v))
         program = composer.open_program(legal[counts[0]]["legalize"])
         opened = open_same_rows(program, map(lower, counts), counts)
@@ -164,6 +171,14 @@ def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -
         return None
     module: Module = passed["simplify_again"]
     return module
+
+
+def _check_register_tiles(problem: RangeProblem, legal: BoundFunction, context: PassContext) -> None:
+    """Refuse rows that make register tiles together, before a def of many rows is lowered in vain."""
+    if shares_matrices(problem.make, problem.axes) and cpu_passes.has_contractions(
+        legal, context.options, context.target
+    ):
+        raise CannotLower("register tiles have several rows")
 
 
 def _bind_sizes(module: Module, composer: _Composer, plain: BoundFunction, context: PassContext) -> Module:

@@ -44,6 +44,8 @@ TYPICAL_ROWS = 256
 """The number of rows that inner axes are assumed to have when the block sizes of an outer axis are chosen."""
 REGISTER_TILE_REUSE = 64
 """If a row uses each element of a matrix so often, a block of one row fills a register tile."""
+MIN_REGISTER_TILE_REUSE = 8
+"""If a row uses each element of a matrix less often, a block of one row makes no register tile."""
 MIN_BLOCK_OPS = 1 << 14
 """Scalar operations of a block that make the cost of the loop over blocks negligible."""
 BLOCK_ROWS_RATIO = 8
@@ -80,15 +82,17 @@ def choose_block_sizes(
     return tuple(found)
 
 
-def needs_register_tiles(make: Callable[[tuple[int, ...]], BoundFunction], axes: Sequence[Rows]) -> bool:
-    """Whether rows along some axis are multiplied by a matrix or by each other, which takes blocks of several rows.
+def shares_matrices(make: Callable[[tuple[int, ...]], BoundFunction], axes: Sequence[Rows]) -> bool:
+    """Whether single rows along some axis use each element of a matrix so seldom that they need others beside them.
 
     Args:
         make: returns the def for a number of rows along each axis.
     """
     for n, rows in enumerate(axes):
         row = make(tuple(1 if m == n else TYPICAL_ROWS for m in range(len(axes))))
-        if any(_adds_products(s, rows) or _count_shared_elements(s, rows) for s in row.statements):
+        if any(
+            _adds_products(s, rows) or _count_shared_elements(s, rows, MIN_REGISTER_TILE_REUSE) for s in row.statements
+        ):
             return True
     return False
 
@@ -212,8 +216,8 @@ def _op_count(s: BoundStatement) -> int:
     return prod(i.extent for i in s.indices) * (expr_op_count(s.value) + 1)
 
 
-def _count_shared_elements(s: BoundStatement, rows: Rows) -> int:
-    """The elements of the matrix that multiplies all rows; 0 without one, or if a single row reuses it enough."""
+def _count_shared_elements(s: BoundStatement, rows: Rows, reuse: int = REGISTER_TILE_REUSE) -> int:
+    """The elements of the matrix that multiplies all rows; 0 without one, or if a row uses each `reuse` times."""
     reduced = {i.name for i in s.reduction_indices if i.extent > 1}
     free = {i.name: i.extent for i in s.free if i.extent > 1}
     accesses = [e for e in walk_expr(s.value) if isinstance(e, Access)]
@@ -223,7 +227,7 @@ def _count_shared_elements(s: BoundStatement, rows: Rows) -> int:
         used = collect_subscript_indices(a)
         if a.tensor not in rows.tensors and used & reduced and used & free.keys():
             again = prod(n for name, n in free.items() if name not in used)
-            return prod(i.extent for i in s.indices if i.name in used) if again < REGISTER_TILE_REUSE else 0
+            return prod(i.extent for i in s.indices if i.name in used) if again < reuse else 0
     return 0
 
 

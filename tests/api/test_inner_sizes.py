@@ -12,6 +12,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.api import Op
+from tensor_comprehensions.compiler import range_passes
 from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
 from tensor_comprehensions.compiler.row_block_sizes import list_variants
 from tensor_comprehensions.core.errors import InternalError
@@ -323,6 +324,26 @@ def test_loops_over_rows_are_opened_where_all_code_is_such_loops(name: str, dyna
     assert kernel.has_open_loops == is_open
     windows = [s for k in kernel.rerun_until("join").kernels for s in walk_stmts(k.body) if isinstance(s, Window)]
     assert bool(windows) != is_open
+
+
+def test_register_tiles_of_several_rows_are_found_before_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    opened = range_passes.open_same_rows
+
+    def count(*given: Any) -> Any:
+        tried.append(given)
+        return opened(*given)
+
+    monkeypatch.setattr(range_passes, "open_same_rows", count)
+    layer = tc.define(PROGRAMS["layer"][0], dynamic={"N"}).layer
+    layer(*arguments("layer", "N", 9))
+    assert not tried
+    text = "def conv(float(N,C,H) x, float(O,C,K) w) -> (o) { o(n,q,h) +=! x(n,c,h+k) * w(q,c,k) }"
+    conv = tc.define(text, dynamic={"N"}).conv
+    conv(torch.randn(3, 4, 34), torch.randn(5, 4, 3))
+    assert tried, "each row has a register tile of its own"
+    (kernel,) = range_kernels(conv)
+    assert kernel.has_open_loops
 
 
 @pytest.mark.parametrize(("name", "dynamic"), [("attention", "T"), ("product", "NDK")])

@@ -334,6 +334,11 @@ def has_only_contractions(function: BoundFunction, options: CpuOptions, target: 
     return all(n.cluster is not None for n in scop_nodes(function, options, target))
 
 
+def has_contractions(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
+    """Whether `use_microkernels` lowers statements of `function` (legalized), unless a sum is split."""
+    return any(n.cluster is not None for n in scop_nodes(_simplify_domains(function), options, target))
+
+
 def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:
     """`s`, preceded by a fill of its target if it initializes (`op!`) through subscripts that may skip elements."""
     if not s.initialize or s.reduction is None or _enumerates_target(s):
