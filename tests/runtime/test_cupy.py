@@ -210,7 +210,7 @@ def test_launches_reach_the_driver_through_cupy(tmp_path: Path) -> None:
         "launch 5 3 2, 32 4 1, 80000, 0x7f0000000050, 7f0000001000 7f0000002000, (nil)\n" + given_back,
         f"attribute 8 of 0x7f0000000030 is 80000\n{given_back}",
         f"{given_back}refused is not launched: {PLAYED}"
-        "Launch(grid=(5, 3, 2), block=(32, 4, 1), cluster=1)\n"
+        "Launch(grid=(5, 3, 2), block=(32, 4, 1), cluster=1, counts=())\n"
         "FunctionAttributes(registers=104, local_bytes=103, shared_bytes=101, max_threads=100)\n",
         f"{given_back}CUDA refuses our code: loading machine code on cuda:0: {PLAYED}",
         f"{given_back}CUDA refuses our code: loading machine code on cuda:0: {PLAYED}",
