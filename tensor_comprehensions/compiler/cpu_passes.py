@@ -257,7 +257,7 @@ def is_only_contractions(bound: BoundFunction, options: CpuOptions, target: CpuT
     return found
 
 
-def has_contractions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
+def has_register_tiles(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
     """Whether the lowering multiplies in register tiles. bound: legalized."""
     found: bool = _import_polyhedral_lowering().has_contractions(bound, options, target)
     return found

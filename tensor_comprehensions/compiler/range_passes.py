@@ -175,7 +175,7 @@ def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -
 
 def _check_register_tiles(problem: RangeProblem, legal: BoundFunction, context: PassContext) -> None:
     """Refuse rows that make register tiles together, before a def of many rows is lowered in vain."""
-    if shares_matrices(problem.make, problem.axes) and cpu_passes.has_contractions(
+    if shares_matrices(problem.make, problem.axes) and cpu_passes.has_register_tiles(
         legal, context.options, context.target
     ):
         raise CannotLower("register tiles have several rows")
