@@ -40,6 +40,8 @@ SUITES = {
     "operators": "-m tests.dynamo_backend.operator_database",
 }
 """Tests by what they draw; `-m` is a program of its own, which draws from a list and by default takes all of it."""
+SECONDS = 3600
+"""The time limit of a round, which takes minutes on an idle machine, and may run beside many others."""
 LINES = 60
 """Most lines printed of a failing round."""
 
@@ -85,7 +87,7 @@ def run(tests: str, examples: int, seed: int) -> tuple[bool, str]:
         command = [sys.executable, *tests.split(), f"--seed={seed}", *([f"--count={examples}"] if examples else [])]
     else:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", tests]
-        command += [f"--examples={examples}", f"--hypothesis-seed={seed}"]
+        command += [f"--examples={examples}", f"--hypothesis-seed={seed}", f"--timeout={SECONDS}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     made = subprocess.run(
         command,
