@@ -79,15 +79,24 @@ class DefBuilder:
             )
         )
 
-    def add_output(self, x: Value, order: Sequence[int]) -> None:
-        """Make `x`, with its dimensions in `order`, the next output, rounded to its type."""
-        own = x.tensor if compute_dtype(x.dtype) == x.dtype and x.tensor not in self._returns else ""
-        if not (own and self._reorder_dims(own, permute_loops(x, order))):
-            x = permute_value(x, order)
-            names = _make_index_names(x)
-            text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
-            own = self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
-        self._returns.append(own)
+    def add_outputs(self, outputs: Sequence[tuple[Value, Sequence[int]]]) -> None:
+        """Make values the next outputs, rounded to their types, each with its dimensions in an order of its own."""
+        names: list[str] = []
+        for x, order in outputs:
+            is_own = compute_dtype(x.dtype) == x.dtype and x.tensor and x.tensor not in names
+            names.append(x.tensor if is_own else self._copy_output(x, order))
+        # Only now is it known which tensors other outputs read; these keep the order of their dimensions.
+        for place, (x, order) in enumerate(outputs):
+            if names[place] == x.tensor and not self._reorder_dims(x.tensor, permute_loops(x, order)):
+                names[place] = self._copy_output(x, order)
+        self._returns += names
+
+    def _copy_output(self, x: Value, order: Sequence[int]) -> str:
+        """A new tensor that holds `x`, rounded to its type, with its dimensions in `order`."""
+        x = permute_value(x, order)
+        names = _make_index_names(x)
+        text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
+        return self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
 
     def _reorder_dims(self, tensor: str, order: Sequence[int]) -> bool:
         """Give `tensor` its dimensions in `order`; False if it is accessed again after the statement that makes it."""

@@ -51,8 +51,7 @@ def emit_def(region: FusedRegion, *, sees_permuted: bool = False) -> FusedRegion
             raise UnsupportedArguments(node, str(refusal)) from None
     results = [piece for n in region.nodes for piece in (n.users if _gives_several(n) else (n,))]
     outputs = tuple(n for n in results if any(user not in writer.inside for user in users_through_views(n)))
-    for node in outputs:
-        writer.body.add_output(writer.values[node], memory_order(node))
+    writer.body.add_outputs([(writer.values[node], memory_order(node)) for node in outputs])
     finite = tuple(writer.finite())
     shown = all(_shows_nan(n, writer.inside) for n in region.nodes if any(True for _ in padded_weights(n)))
     return FusedRegion(region.nodes, writer.body.text, tuple(writer.inputs), outputs, finite, bool(finite) and shown)

@@ -1,0 +1,55 @@
+"""Outputs of defs whose dimensions lie in memory in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.core.dtypes import BFLOAT16, FLOAT32, DType
+from tensor_comprehensions.dynamo_backend.def_builder import DefBuilder
+from tensor_comprehensions.dynamo_backend.index_views import Value
+
+Outputs = Sequence[tuple[Value, Sequence[int]]]
+
+
+def double(body: DefBuilder, dtype: DType = FLOAT32) -> Value:
+    """A tensor of 4 x 4 elements that a statement makes: twice the parameter."""
+    x = body.parameter((4, 4), dtype)
+    return body.materialize(Value(x.groups, lambda i: f"(2 * {x.at(i)})", dtype))
+
+
+def add_one(x: Value) -> Value:
+    return Value(x.groups, lambda i: f"({x.at(i)} + 1)", x.dtype)
+
+
+OUTPUTS: dict[str, tuple[Callable[[Value], Outputs], Callable[[Tensor], Sequence[Tensor]]]] = {
+    "one": (lambda t: [(t, (1, 0))], lambda t: [t.T]),
+    "one that a later output reads": (lambda t: [(t, (1, 0)), (add_one(t), (0, 1))], lambda t: [t.T, t + 1]),
+    "one that an earlier output reads": (lambda t: [(add_one(t), (0, 1)), (t, (1, 0))], lambda t: [t + 1, t.T]),
+    "one twice": (lambda t: [(t, (1, 0)), (t, (0, 1))], lambda t: [t.T, t]),
+    "one twice in the same order": (lambda t: [(t, (1, 0)), (t, (1, 0))], lambda t: [t.T, t.T]),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_outputs_in_another_order(kind: str, dtype: DType) -> None:
+    """The sizes are equal, so that no check of sizes finds a wrong order."""
+    make_outputs, compute_expected = OUTPUTS[kind]
+    body = DefBuilder()
+    body.add_outputs(make_outputs(double(body, dtype)))
+    x = torch.arange(16.0).reshape(4, 4).to(torch.bfloat16 if dtype == BFLOAT16 else torch.float32)
+    found = tc.define(body.text).region(x)
+    expected = compute_expected(2 * x)
+    for ours, right in zip([found] if isinstance(found, Tensor) else found, expected, strict=True):
+        assert torch.equal(ours, right)
+
+
+def test_a_result_is_written_in_its_order_where_nothing_else_reads_it() -> None:
+    body = DefBuilder()
+    body.add_outputs([(double(body), (1, 0))])
+    assert len(body.text.splitlines()) == 3  # no statement that copies it
