@@ -142,7 +142,7 @@ def make_installation_key(kind: str, facts: Mapping[str, str], target: object) -
 
     Args:
         kind: the kind of fact.
-        facts: what the fact depends on besides the versions of packages.
+        facts: all that the fact depends on, except the versions of packages.
         target: the processor, a frozen dataclass.
 
     Raises Uncacheable if the source of this package cannot be read.

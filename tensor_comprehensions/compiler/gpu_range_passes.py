@@ -91,7 +91,7 @@ class CompiledGpuRangeKernel(CompiledGpuKernel):
 
     Attributes:
         bound: the def for a single row along each axis.
-        problem: what it was compiled from.
+        problem: the def with its rows and strides, which `compile_gpu_range` compiled.
         parameters: the parameters of its module, which each call gets from `parameter_values`.
     """
 

@@ -235,7 +235,7 @@ class Grid:
     """A table of numbers, which a page shows in colors.
 
     Attributes:
-        title: what the numbers mean.
+        title: the caption, which says what the numbers mean.
         cells: the numbers, row by row; -1 for cells without one, such as padding.
         count: an exclusive upper bound of the numbers.
         rows, columns: the names of rows and columns; () if they have none.

@@ -11,12 +11,14 @@ from .rewrite import children, stmt_expressions, substatements
 
 @dataclass(slots=True)
 class Uses:
-    """What a statement uses, with the statements inside of it.
+    """The buffers and variables that a statement and its substatements use.
 
-    accessed: the buffers that it reads or writes directly, by name; None if they have several forms.
-    viewed: the same for the sources of its windows. windows: the names of windows, by those of their sources.
-    variables: the variables that it reads, and those that hold strides of `accessed` and `viewed`.
-    has_parallel_loops: whether any loop is parallel.
+    Attributes:
+        accessed: the buffers that are read or written directly, by name; None for a name that several buffers have.
+        viewed: the same for the sources of windows.
+        windows: the name of the window on each source.
+        variables: the variables that are read, and those that hold strides of `accessed` and `viewed`.
+        has_parallel_loops: whether any loop is parallel.
     """
 
     accessed: dict[str, Buffer | None] = field(default_factory=dict)

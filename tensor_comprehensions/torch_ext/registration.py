@@ -212,7 +212,7 @@ _python_gradients: dict[Any, int] = {}
 
 
 def gradient_name(given: str | PythonGradient | None) -> str:
-    """The text of a given gradient as a part of a def's content; Python functions are told apart by identity."""
+    """The text of a given gradient as a part of a def's content; Python functions are distinguished by identity."""
     if given is None or isinstance(given, str):
         return given or ""
     return f"python {_python_gradients.setdefault(given, len(_python_gradients))}"

@@ -18,7 +18,7 @@ from tensor_comprehensions.compiler.gpu_range_passes import CompiledGpuRangeKern
 from tensor_comprehensions.dispatch.call_steps import normalize_arguments, shapes_of
 from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
 from tensor_comprehensions.runtime.emulate import emulator
-from tests.helpers.gpu_range_kernels import check_emulator, check_interpreter, compile_ranged
+from tests.helpers.gpu_range_kernels import check_emulator, check_interpreter, compile_range_kernel
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down"),
@@ -36,7 +36,7 @@ CASES_WITH_SIZES = [c for c in CASES if c.error is None and "(" in c.source]
 def test_any_size(case: Case) -> None:
     for op, rows in _dynamic_ops(case):
         inputs, initial = _make_arguments(case, op, {})
-        kernel = compile_ranged(op, inputs, initial)
+        kernel = compile_range_kernel(op, inputs, initial)
         assert kernel is not None, "the analysis of rows decides, and the mapper has to follow it"
         assert isinstance(kernel.compiled, CompiledGpuRangeKernel)
         assert kernel.compiled.dynamic_sizes == rows

@@ -16,7 +16,7 @@ SHAPE = (2, 4, 100, 16)
 
 
 @pytest.fixture
-def compiled(kernels_always: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def kernels(kernels_always: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The compiled kernel of each region, in the order of the races."""
     found: list[Any] = []
     choose = KernelOrEager._choose
@@ -35,7 +35,7 @@ def run_with_gradients(attend: Any, tensors: tuple[Tensor, ...], upstream: Tenso
 
 
 @pytest.mark.parametrize("kind", ["plain", "causal", "bias"])
-def test_attention_and_its_gradient_store_only_their_results(kind: str, compiled: list[Any]) -> None:
+def test_attention_and_its_gradient_store_only_their_results(kind: str, kernels: list[Any]) -> None:
     torch.manual_seed(0)
     tensors = tuple(torch.randn(SHAPE, requires_grad=True) for _ in range(3))
     mask = torch.randn(2, 1, SHAPE[2], SHAPE[2]) if kind == "bias" else None
@@ -47,6 +47,6 @@ def test_attention_and_its_gradient_store_only_their_results(kind: str, compiled
     found = run_with_gradients(torch.compile(attend, backend="tensor_comprehensions"), tensors, upstream)
     for ours, right in zip(found, run_with_gradients(attend, tensors, upstream), strict=True):
         torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
-    assert [(k.resources["kernels"], k.resources["temporary_bytes"]) for k in compiled] == [(1, 0), (1, 0)]
-    masked = [len(re.findall(r"\+=! where", k.source("schedule"))) for k in compiled]
+    assert [(k.resources["kernels"], k.resources["temporary_bytes"]) for k in kernels] == [(1, 0), (1, 0)]
+    masked = [len(re.findall(r"\+=! where", k.source("schedule"))) for k in kernels]
     assert masked == ([3, 5] if kind == "causal" else [0, 0])  # both products and the total; all five products

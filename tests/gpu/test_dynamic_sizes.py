@@ -33,7 +33,7 @@ from tensor_comprehensions.tc_lang.binding.bind import bind
 from tensor_comprehensions.tc_lang.transforms.legalize import legalize
 
 from ..helpers.fake_cuda import FakeCuda, fake
-from ..helpers.gpu_range_kernels import check_emulator, check_interpreter, compile_ranged
+from ..helpers.gpu_range_kernels import check_emulator, check_interpreter, compile_range_kernel
 from ..helpers.gpu_suite import random_options
 from ..helpers.row_programs import RowProgram, row_arguments, row_programs
 
@@ -61,9 +61,9 @@ def op_of(source: str, *dynamic: str) -> Op:
     return tc.define(source, dynamic=set(dynamic)).f
 
 
-def ranged(op: Op, *arguments: Any, **further: Any) -> tuple[GpuKernel, CompiledGpuRangeKernel]:
+def require_range_kernel(op: Op, *arguments: Any, **further: Any) -> tuple[GpuKernel, CompiledGpuRangeKernel]:
     """The kernel for all sizes, which has to be one."""
-    kernel = compile_ranged(op, arguments, {}, **further)
+    kernel = compile_range_kernel(op, arguments, {}, **further)
     assert kernel is not None
     assert isinstance(kernel.compiled, CompiledGpuRangeKernel)
     return kernel, kernel.compiled
@@ -77,19 +77,19 @@ def test_a_launch_evaluates_its_grid() -> None:
 
 
 def test_kernels_take_sizes_and_strides_as_integers() -> None:
-    _, compiled = ranged(op_of(SCALE, "N"), torch.ones(5, 64), torch.ones(64))
+    _, compiled = require_range_kernel(op_of(SCALE, "N"), torch.ones(5, 64), torch.ones(64))
     text = compiled.source("cuda")
     assert "const long long rows" in text
     assert "float4" in text, "rows of 64 elements are aligned, whatever their number"
     assert "stride" not in text
-    _, compiled = ranged(op_of(SCALE, "N", "D"), torch.ones(5, 64), torch.ones(64))
+    _, compiled = require_range_kernel(op_of(SCALE, "N", "D"), torch.ones(5, 64), torch.ones(64))
     text = compiled.source("cuda")
     assert "const long long x_stride_0" in text
     assert "float4" not in text, "nothing is known of the alignment of rows of any length"
 
 
 def test_a_grid_follows_the_rows() -> None:
-    _, compiled = ranged(op_of(SOFTMAX, "N"), torch.ones(5, 700))
+    _, compiled = require_range_kernel(op_of(SOFTMAX, "N"), torch.ones(5, 700))
     (kernel,) = compiled.code.kernels
     rows = kernel.launch.counts[0]
     assert rows is not None
@@ -114,7 +114,7 @@ def test_a_grid_follows_the_rows() -> None:
 )
 def test_one_kernel_serves_all_sizes(source: str, dynamic: str, shapes: Any) -> None:
     op = op_of(source, *dynamic)
-    kernel, compiled = ranged(op, *(torch.ones(s) for s in shapes(5)))
+    kernel, compiled = require_range_kernel(op, *(torch.ones(s) for s in shapes(5)))
     for n in (0, 1, 2, 7, 64, 131):
         arguments = [torch.randn(s) for s in shapes(n)]
         check_emulator(op, kernel, arguments, {})
@@ -126,19 +126,21 @@ def test_one_kernel_serves_all_sizes(source: str, dynamic: str, shapes: Any) -> 
 def test_operands_with_other_strides_share_a_kernel() -> None:
     op = op_of(SCALE, "N", "D")
     whole, g = torch.randn(40, 90), torch.randn(90)
-    kernel, _ = ranged(op, whole[:, :50], g[:50])
+    kernel, _ = require_range_kernel(op, whole[:, :50], g[:50])
     for rows, columns in ((3, 50), (40, 89), (2, 7)):
         check_emulator(op, kernel, [whole[:rows, :columns], g[:columns]], {})
     with pytest.raises(tc.ArgumentError, match="other sizes or strides"):
         kernel.emulate(whole[:, ::2], g[:45])
     with pytest.raises(tc.ArgumentError, match="other sizes or strides"):
-        ranged(op_of(SCALE, "N"), torch.ones(5, 64), torch.ones(64))[0].emulate(torch.ones(5, 63), torch.ones(63))
+        require_range_kernel(op_of(SCALE, "N"), torch.ones(5, 64), torch.ones(64))[0].emulate(
+            torch.ones(5, 63), torch.ones(63)
+        )
 
 
 @needs_compiler
 def test_rows_that_start_anywhere_are_read_one_by_one() -> None:
     op = op_of(SCALE, "N")
-    kernel, _ = ranged(op, torch.ones(5, 64), torch.ones(64))
+    kernel, _ = require_range_kernel(op, torch.ones(5, 64), torch.ones(64))
     memory = torch.randn(1 + 9 * 64)
     check_emulator(op, kernel, [memory[1:].view(9, 64), torch.randn(64)], {})
 
@@ -146,7 +148,7 @@ def test_rows_that_start_anywhere_are_read_one_by_one() -> None:
 @needs_compiler
 def test_subscripts_that_are_data_are_checked_for_any_number_of_rows() -> None:
     op, table = op_of(LOOKUP, "N"), torch.randn(9, 6)
-    kernel, _ = ranged(op, table, torch.zeros(3, dtype=torch.int32))
+    kernel, _ = require_range_kernel(op, table, torch.zeros(3, dtype=torch.int32))
     for n in (0, 1, 300, 4000):
         words = torch.randint(0, 9, (n,), dtype=torch.int32)
         assert torch.equal(kernel.emulate(table, words), table[words.long()])
@@ -174,14 +176,14 @@ def test_products_on_tensor_cores_stay_exact(caplog: pytest.LogCaptureFixture) -
     op = op_of("def f(half(M,K) a, half(K,N) b) -> (c) { c(m,n) +=! a(m,k) * b(k,n) }", "M")
     half = torch.ones(2048, 2048, dtype=torch.float16)
     with caplog.at_level("DEBUG", "tensor_comprehensions.cache"):
-        assert compile_ranged(op, (half, half), {}) is None
+        assert compile_range_kernel(op, (half, half), {}) is None
     assert "products on tensor cores are made for exact sizes" in caplog.text
 
 
 def test_what_is_no_rows_stays_exact(caplog: pytest.LogCaptureFixture) -> None:
     op = op_of("def f(float(N,D) x) -> (o) { o(d) = x(N-1,d) }", "N")
     with caplog.at_level("DEBUG", "tensor_comprehensions.cache"):
-        assert compile_ranged(op, (torch.ones(3, 4),), {}) is None
+        assert compile_range_kernel(op, (torch.ones(3, 4),), {}) is None
     assert "'N' stays part of the kernel: 'o' is computed from other rows of 'x'" in caplog.text
 
 
@@ -217,9 +219,9 @@ def test_kernels_come_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """With all that a launch needs."""
     monkeypatch.setenv("TC_CACHE", str(tmp_path))
     first = op_of(SOFTMAX, "N", "D")
-    _, made = ranged(first, torch.ones(5, 7))
+    _, made = require_range_kernel(first, torch.ones(5, 7))
     again = op_of(SOFTMAX, "N", "D")
-    kernel, found = ranged(again, torch.ones(9, 3))
+    kernel, found = require_range_kernel(again, torch.ones(9, 3))
     assert found is not made
     assert (found.code, found.arguments, found.temporaries) == (made.code, made.arguments, made.temporaries)
     assert found.parameters == made.parameters
@@ -243,7 +245,7 @@ def test_numbers_that_stay_in_the_code_are_refused() -> None:
 
 
 def test_a_kernel_for_any_number_of_rows_is_explained() -> None:
-    kernel, _ = ranged(op_of(SOFTMAX, "N"), torch.ones(5, 100))
+    kernel, _ = require_range_kernel(op_of(SOFTMAX, "N"), torch.ones(5, 100))
     text = str(kernel.explain())
     assert "min(" in text
     assert ".rows" in text
@@ -261,7 +263,7 @@ def test_a_pipelined_loop_that_does_not_run_copies_nothing() -> None:
         double_buffer=True,
     )
     op = op_of(PRODUCT, "K")
-    kernel, compiled = ranged(op, torch.ones(64, 5), torch.ones(5, 64), options=options)
+    kernel, compiled = require_range_kernel(op, torch.ones(64, 5), torch.ones(5, 64), options=options)
     assert "__pipeline_wait_prior" in compiled.source("cuda")
     for k in (0, 1, 9):
         check_emulator(op, kernel, [torch.randn(64, k), torch.randn(k, 64)], {})
@@ -279,7 +281,7 @@ def test_any_options_give_kernels_that_are_right(seed: int) -> None:
         (PRODUCT, "MNK", lambda n: ((n, n // 2), (n // 2, 2 * n))),
     ):
         op = op_of(source, *dynamic)
-        kernel = compile_ranged(op, [torch.ones(s) for s in shapes(5)], {}, options=options)
+        kernel = compile_range_kernel(op, [torch.ones(s) for s in shapes(5)], {}, options=options)
         for n in (0, 1, 3, 40) if kernel is not None else ():
             check_emulator(op, kernel, [torch.randn(s) for s in shapes(n)], {})
 
@@ -290,7 +292,7 @@ def test_nvidias_compiler_takes_the_text(source: str, dynamic: str) -> None:
     op = op_of(source, *dynamic)
     words = torch.zeros(5, dtype=torch.int32)
     arguments = {SOFTMAX: (torch.ones(5, 5),), PRODUCT: (torch.ones(5, 5),) * 2, LOOKUP: (torch.ones(5, 5), words)}
-    _, compiled = ranged(op, *arguments[source])
+    _, compiled = require_range_kernel(op, *arguments[source])
     assert compiled.cubin.binary
     assert compiled.resources["registers"] > 0
 
@@ -299,7 +301,7 @@ def test_nvidias_compiler_takes_the_text(source: str, dynamic: str) -> None:
 @pytest.mark.parametrize(("source", "dynamic"), [(SOFTMAX, "ND"), (PRODUCT, "MNK")])
 def test_opencl_runs_the_same_kernels(source: str, dynamic: str) -> None:
     op = op_of(source, *dynamic)
-    _, compiled = ranged(op, *(torch.ones(5, 5),) * (1 + (source == PRODUCT)))
+    _, compiled = require_range_kernel(op, *(torch.ones(5, 5),) * (1 + (source == PRODUCT)))
     module: Module = compiled.rerun_until("simplify")
     code = opencl_printer.emit_opencl(module)
     for n in (1, 7, 70):
@@ -317,7 +319,7 @@ def test_opencl_runs_the_same_kernels(source: str, dynamic: str) -> None:
 @given(row_programs(3), st.sets(st.sampled_from("NDE"), min_size=1))
 def test_random_programs(program: RowProgram, dynamic: set[str]) -> None:
     (op,) = tc.define(program.source, dynamic=dynamic)
-    kernel = compile_ranged(op, row_arguments(program, 5, dynamic), {})
+    kernel = compile_range_kernel(op, row_arguments(program, 5, dynamic), {})
     for n in (5, 0, 1, 67):
         arguments = row_arguments(program, n, dynamic)
         if kernel is None or not takes(kernel, arguments):

@@ -18,7 +18,7 @@ from tensor_comprehensions.tc_lang.ir import Role
 from tests.helpers.row_kernels import require_close
 
 
-def compile_ranged(
+def compile_range_kernel(
     op: Op, arguments: Sequence[Any], initial: Mapping[str, Any], target: str = "cuda:sm_90", **further: Any
 ) -> GpuKernel | None:
     """The kernel of an operator for calls like this one; None if it is for exactly these sizes."""
@@ -27,14 +27,14 @@ def compile_ranged(
 
 
 def check_emulator(op: Op, kernel: GpuKernel, arguments: Sequence[Any], initial: Mapping[str, Any]) -> None:
-    """Does the CUDA text give what the reference evaluator does, without a fault?"""
+    """Check that the emulated CUDA text gives the results of the reference evaluator, without a fault."""
     require_close(kernel.emulate(*arguments, **initial), op.reference(*arguments, **initial), op, arguments)
 
 
 def check_interpreter(
     op: Op, compiled: CompiledGpuRangeKernel, arguments: Sequence[Any], initial: Mapping[str, Any]
 ) -> None:
-    """Does the loop program, run with every access checked, give what the reference evaluator does?"""
+    """Check that the interpreted loop program gives the results of the reference evaluator. Every access is checked."""
     module: Module = compiled.rerun_until("simplify")
     given = normalize_arguments(op._kernels.call_signature, arguments, initial)
     sizes = sizes_of(op._kernels.call_signature, shapes_of(op.function, given))

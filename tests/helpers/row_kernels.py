@@ -58,7 +58,7 @@ def _results(x: Any) -> list[Tensor]:
 def check_interpreter(
     op: Op, kernel: CompiledRangeKernel, arguments: Sequence[Any], initial: Mapping[str, Any]
 ) -> None:
-    """Does the loop program, run with every access checked, give what the reference evaluator does?"""
+    """Check that the interpreted loop program gives the results of the reference evaluator. Every access is checked."""
     module, bound = _join(kernel), kernel.bound
     expected = dict(zip(bound.returns, _results(op.reference(*arguments, **initial)), strict=True))
     given = dict(zip((p.name for p in op.function.parameters), arguments, strict=True))

@@ -375,7 +375,7 @@ class LoopCount:
     variable: str = ""
     step: int = 1
 
-    def bound(self, name: str) -> str:
+    def format_condition(self, name: str) -> str:
         """The condition of the loop variable `name`, as isl text."""
         if not self.variable:
             return f"0 <= {name} < {self.number}"
@@ -388,7 +388,7 @@ def _in_loops(plan: KernelPlan, children: tuple[Child | Collective, ...], inner:
         LoopCount(n, plan.variables[k] if plan.is_open(k) else "", plan.sizes[k]) for k, n in enumerate(plan.tiles)
     )
     counts = (*tiles, *inner)
-    conditions = [count.bound(f"c{k}") for k, count in enumerate(counts)]
+    conditions = [count.format_condition(f"c{k}") for k, count in enumerate(counts)]
     conditions += [f"c{k} mod {count} = {BLOCK_IDS[k]}" for k, count in enumerate(plan.blocks)]
     space = f"[{', '.join(f'c{k}' for k in range(len(counts)))}]"
     domain = f"{space} : {' and '.join(conditions)}" if conditions else space
