@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from ..api import Op, define
 from ..core.decisions import Decision, is_recording, note_decision, record_decision
@@ -27,6 +26,7 @@ from .emit_def import UnsupportedArguments, emit_def, memory_order
 from .fallback import falls_back
 from .graph_nodes import is_compute, is_expressible, num_products, op_flops
 from .insert_kernels import eager_module, insert_kernels, mark_as_boxed, region_key, to_boxed_call
+from .joint_graph import split_joint_graph
 from .kernel_or_eager import KernelOrEager, OutputView, Symbols
 from .partition import ANY, WORTH, FusedRegion, RegionLimits, find_regions, is_profitable
 from .simplify_graph import simplify_graph
@@ -47,7 +47,7 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callab
     """The backend that `torch.compile` calls: `torch.compile(model, backend="tensor_comprehensions")`."""
     captured = aot_autograd(
         fw_compiler=_compile,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=split_joint_graph,
         keep_inference_input_mutations=True,  # so that inputs are written in place
     )
     with captured_whole(examples):
