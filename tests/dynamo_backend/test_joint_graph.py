@@ -25,7 +25,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "the infinity norm": lambda x: F.gelu(x).norm(p=float("inf"), dim=1),
     "the largest of a view": lambda x: F.gelu(x).flatten(1).amax(1),
     "the infinity norm of differences": lambda x: torch.cdist(F.gelu(x), F.gelu(x + 1), p=float("inf")),
-    "the larger of two": lambda x: torch.maximum(F.gelu(x), F.gelu(x).flip(1)),
+    "the larger of two": lambda x: torch.maximum(F.softplus(x), F.softplus(x).flip(1)),
     "a mask of the largest": lambda x: torch.where(x.sin() == x.sin().amax(1, keepdim=True), x * 3, x),
 }
 
