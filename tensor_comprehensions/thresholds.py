@@ -327,6 +327,8 @@ ADDED_PRODUCTS = 4
 """Products per iteration of the innermost loop that adds to a row."""
 APPENDED_ELEMENTS = 4
 """Elements that are appended at once."""
+MAX_ARRAY_ROW = 2**22
+"""Maximum coordinates of a row of a sparse result that is combined in an array, of 9 bytes for each coordinate."""
 REFILLED_PRODUCTS = 4
 """Products per iteration of the innermost loop that refills a row: they add to different elements, so none waits."""
 FILL_THREAD_ELEMENTS = 32_768

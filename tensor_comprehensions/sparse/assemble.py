@@ -35,6 +35,7 @@ from .absent_operands import is_additive
 from .chunks import parallelize_outer_loop
 from .emit import StatementEmitter
 from .graph import needs_row_workspace
+from .hashed_row import HashedRow, RowMeasurer
 from .operand_buffers import Assembled
 from .results import IN_REGISTER, add_to, with_register_sum
 from .row_workspace import DenseRow, MarkedRow, Row, RowWorkspace
@@ -48,6 +49,13 @@ def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
     if isinstance(s, Let):
         return replace(s, body=inside_chunks(s.body, around))
     return around(s)
+
+
+def body_of_chunk(s: Stmt) -> Stmt:
+    """The body of the parallel loop of `s`, or all of `s` if there is none."""
+    if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
+        return s.body
+    return body_of_chunk(s.body) if isinstance(s, Let) else s
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +124,9 @@ class AssemblingEmitter(StatementEmitter):
         cells = _AssemblyRegisters.of(self.format.depth)
         body = self.walk()
         whole = self.parallelize_outer_loop(body)
-        return inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_workspace(inner)))
+        return inside_chunks(
+            whole, lambda inner: Allocate(cells.all, self._with_workspace(inner, lambda: self._measure_rows(True)))
+        )
 
     @property
     def _row_count(self) -> Expr:
@@ -166,12 +176,18 @@ class AssemblingEmitter(StatementEmitter):
                 Store(pos, (build.const(0),), self._index(build.const(0))) for pos in self.result.pos if pos is not None
             ]
         ends = [Store(self.totals, (build.const(self.first + n),), Load(c, ())) for n, c in enumerate(cells.counts)]
-        rows = self._with_workspace(self.walk())
+        rows = self._with_workspace(self.walk(), lambda: self._measure_rows(False))
         return Allocate(cells.all, build.block(*start, rows, self._finish(cells), *ends))
 
-    def _with_workspace(self, body: Stmt) -> Stmt:
+    def _with_workspace(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         """`body`, which handles some rows, inside the allocation of their workspace, if they need one."""
-        return body if self.workspace is None else self.workspace.around(body)
+        return body if self.workspace is None else self.workspace.around(body, measure)
+
+    def _measure_rows(self, in_chunk: bool) -> Stmt:
+        """Find the most terms that one row combines: of the rows of a chunk, or of all rows."""
+        measurer = RowMeasurer(self.shared, self.nest, self.order, self._row_depth, names=self.names, part=self.part)
+        body = measurer.walk()
+        return body_of_chunk(self.parallelize_outer_loop(body)) if in_chunk else body
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         """None: elements come one at a time because each moves the end of a level."""
@@ -308,7 +324,7 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def copies(self) -> int:
-        return ADDED_PRODUCTS if self.is_scattered else 1
+        return ADDED_PRODUCTS if self.is_scattered and not self._is_wide else 1
 
     def parallelize_outer_loop(self, body: Stmt) -> Stmt:
         size = self.options.chunk_positions * (ROW_CHUNK_MULTIPLE if self.is_scattered else 1)
@@ -374,7 +390,14 @@ class AssemblingEmitter(StatementEmitter):
         )  # fmt: skip
         if self.is_unordered:
             return MarkedRow(row, _AssemblyRegisters.of(self.format.depth).counts[-1])
-        return DenseRow(row) if self.is_scattered else None
+        if not self.is_scattered:
+            return None
+        return HashedRow(row) if self._is_wide else DenseRow(row)
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether the row is too wide for an array with an element for each coordinate."""
+        return self.s.target in self.shared.problem.wide
 
     @property
     def _adds_rows(self) -> bool:
@@ -385,7 +408,7 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def is_unordered(self) -> bool:
-        return self.counts and self.counts_rows and (self.is_scattered or self._adds_rows)
+        return self.counts and self.counts_rows and not self._is_wide and (self.is_scattered or self._adds_rows)
 
     @property
     def _last_index(self) -> str:

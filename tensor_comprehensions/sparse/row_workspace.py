@@ -64,6 +64,11 @@ class Row:
     names: Names
     counts: bool
 
+    @property
+    def identity(self) -> Expr:
+        """The value of an element that is combined with nothing."""
+        return build.cast(self.neutral, self.dtype)
+
     def buffer(self, what: str, dtype: DType) -> Buffer:
         """An array of the workspace."""
         return build.dynamic_buffer(f"{self.tensor}.{what}", dtype, space=Space.SCRATCH)
@@ -83,8 +88,11 @@ class RowWorkspace(ABC):
     row: Row
 
     @abstractmethod
-    def around(self, body: Stmt) -> Stmt:
-        """`body`, which handles some rows, inside the allocation of the workspace."""
+    def around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
+        """`body`, which handles some rows, inside the allocation of the workspace.
+
+        measure: emits the code that finds the most terms that one of these rows combines (see `measure_rows`).
+        """
 
     @abstractmethod
     def begin(self) -> Stmt:
@@ -115,17 +123,12 @@ class DenseRow(RowWorkspace):
     def _line(self) -> Buffer:
         return self.row.buffer("line", UINT8)
 
-    @property
-    def _identity(self) -> Expr:
-        """The value of untouched elements."""
-        return build.cast(self.row.neutral, self.row.dtype)
-
-    def around(self, body: Stmt) -> Stmt:
+    def around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         zero = build.const(0, UINT8)
         body = with_filled(self.row, self._touched, body, zero)
         body = with_filled(self.row, self._line, body, zero, LINE)
         if not self.row.counts:
-            body = with_filled(self.row, self._elements, body, self._identity)
+            body = with_filled(self.row, self._elements, body, self.row.identity)
         return Allocate((_LINE,), body)
 
     def begin(self) -> Stmt:
@@ -142,7 +145,7 @@ class DenseRow(RowWorkspace):
     def append(self, element: AppendElement) -> Stmt:
         def append_one(at: Expr) -> Stmt:
             entry = element(at, Load(self._elements, (at,)))
-            clear = Store(self._elements, (at,), self._identity)
+            clear = Store(self._elements, (at,), self.row.identity)
             return entry if self.row.counts else build.block(entry, clear)
 
         block = self.row.names.fresh(internal_name("block"))
@@ -181,7 +184,7 @@ class MarkedRow(RowWorkspace):
     def _touched(self) -> Buffer:
         return self.row.buffer("touched", UINT8)
 
-    def around(self, body: Stmt) -> Stmt:
+    def around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         zero = build.const(0, UINT8)
         return Allocate((_MARK,), with_filled(self.row, self._touched, build.block(Store(_MARK, (), zero), body), zero))
 

@@ -67,7 +67,7 @@ def call_with_threads(threads: int, call: Callable[[], None]) -> None:
 
 
 def check_program(r: Random, program: RandomDef) -> None:
-    op = tc.define(program.source).f
+    op = tc.define(program.source, options=tc.SparseOptions(hash_rows=r.choice(("auto", "always")))).f
     sizes = program.sizes
     for n in range(r.choice((1, 1, 2))):
         if n and program.resizable:

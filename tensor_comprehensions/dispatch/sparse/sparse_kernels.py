@@ -17,11 +17,12 @@ from ...core.single_flight import SingleFlightCache
 from ...options import SparseOptions
 from ...runtime.cpu.host import host
 from ...sparse.call_plan import CallPlan
-from ...sparse.sparse_problem import KernelRequest, fixed_sizes
+from ...sparse.sparse_problem import KernelRequest, fixed_sizes, row_extents, wide_results
 from ...tc_lang.binding.match_arguments import TensorType, match_arguments
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
 from ...tc_lang.semantics.sparse_rules import is_dense_contraction, pattern_depends_on_values, with_formats
+from ...tc_lang.size_polynomial import Value
 from ...thresholds import COUNTING_THREADS
 from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
 from ..call_steps import CallSignature, check_names
@@ -76,6 +77,7 @@ class SparseKernels:
         self.function = with_formats(call_signature.function, formats or {})
         self._functions: SingleFlightCache[Hashable, Function] = SingleFlightCache(LIMIT)
         self._kernels: SingleFlightCache[Hashable, CompiledSparseKernel] = SingleFlightCache(LIMIT)
+        self._row_extents: SingleFlightCache[Hashable, tuple[tuple[str, Value], ...]] = SingleFlightCache(LIMIT)
         self._gpu: SparseGpuKernels | None = None
 
     def run(
@@ -342,9 +344,10 @@ class SparseKernels:
         types = tuple((n, INDEX_TYPES[t.index_dtype]) for n, t in call.sparse.items())
         fixed = fixed_sizes(function, {n: v for n, v in sizes.items() if n not in function.scalars})
         formats = _formats_of(function)
+        extents = self._row_extents.get(formats, lambda: row_extents(function))
 
-        def make(parallel: bool, refills: bool) -> CompiledSparseKernel:
-            request = KernelRequest(function, types, fixed, parallel, refills, options)
+        def make(parallel: bool, refills: bool, wide: tuple[str, ...]) -> CompiledSparseKernel:
+            request = KernelRequest(function, types, fixed, parallel, refills, options, wide)
             try:
                 return load_or_compile_sparse(request, host(), lambda: compile_now(request))
             except CannotLower as refusal:
@@ -354,17 +357,19 @@ class SparseKernels:
             """The kernel for a request, or a simpler one that is as fast, which is then cached under both keys."""
             problem = shared_sparsity.make_cpu_problem(request)
             if request.refills and not lower.gains_from_refilling(problem):
-                return kernel(request.parallel, False)
+                return kernel(request.parallel, False, request.wide)
             if request.parallel and not lower.gains_from_counting(problem):
-                return kernel(False, request.refills)
+                return kernel(False, request.refills, request.wide)
+            if request.wide and not lower.needs_row_workspaces(problem):
+                return kernel(request.parallel, request.refills, ())
             return sparse_passes.compile_sparse(request, host())
 
-        def kernel(parallel: bool, refills: bool) -> CompiledSparseKernel:
-            key = (formats, types, fixed, parallel, refills, options)
-            return self._kernels.get(key, lambda: make(parallel, refills))
+        def kernel(parallel: bool, refills: bool, wide: tuple[str, ...]) -> CompiledSparseKernel:
+            key = (formats, types, fixed, parallel, refills, options, wide)
+            return self._kernels.get(key, lambda: make(parallel, refills, wide))
 
         count_first = {"always": True, "never": False, "auto": torch.get_num_threads() >= COUNTING_THREADS}
-        return kernel(count_first[options.count_first], refills)
+        return kernel(count_first[options.count_first], refills, wide_results(extents, sizes, options))
 
 
 def _formats_of(function: Function) -> Hashable:
