@@ -43,7 +43,7 @@ def test_formats_that_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     a = torch.eye(3, dtype=torch.float64)
     with monkeypatch.context() as patch:
         patch.setattr(sparse_run.SparseRun, "results", refuse_to_run)
-        with pytest.raises(tc.ArgumentError, match="a format that torch lacks(.|\n)*declare C: csr"):
+        with pytest.raises(tc.ArgumentError, match=r"a format that torch lacks(.|\n)*declare C: csr"):
             op(a.to_sparse_csr(), a.to_sparse_csr())
         with pytest.raises(tc.ArgumentError, match="a format that torch lacks"):
             op.reference(a.to_sparse_csr(), a.to_sparse_csr())
@@ -52,13 +52,13 @@ def test_formats_that_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_dimensions_than_scipy_has() -> None:
     op = tc.define("def f(double(N,M) A, double(N,M,K) X) -> (B: csf) { B(i,j,k) = A(i,j) * X(i,j,k) }").f
-    with pytest.raises(tc.ArgumentError, match="a format that SciPy lacks(.|\n)*declare B: coo"):
+    with pytest.raises(tc.ArgumentError, match=r"a format that SciPy lacks(.|\n)*declare B: coo"):
         op(make_scipy(), np.ones((3, 3, 2)))
 
 
 def test_element_types_that_scipy_lacks() -> None:
     op = tc.define("def f(double(N,M) A: csr) -> (half B: csr) { B(i,j) = half(A(i,j)) }").f
-    with pytest.raises(tc.ArgumentError, match="elements of a type that SciPy lacks(.|\n)*float16"):
+    with pytest.raises(tc.ArgumentError, match=r"elements of a type that SciPy lacks(.|\n)*float16"):
         op(make_scipy())
 
 
