@@ -204,7 +204,8 @@ def is_scipy(x: object) -> bool:
 def from_scipy(x: Any) -> SparseTensor:
     """A SciPy array in its own format, sharing its arrays; DIA, LIL and DOK become CSR.
 
-    Unsorted indices are sorted and repeated ones summed, in a copy. Otherwise the arrays are not checked.
+    Unsorted indices are sorted and repeated ones summed, in a copy. Memory after the elements is left out. Otherwise
+    the arrays are not checked.
     """
     if x.format not in ("csr", "csc", "bsr", "coo"):
         get_logger("sparse").debug("a SciPy array of the format %s becomes csr", x.format)
@@ -224,8 +225,11 @@ def from_scipy(x: Any) -> SparseTensor:
         x.sum_duplicates()
         values = torch.from_numpy(x.data)
     format = parse_format(x.format, tuple(values.shape[1:]), 2)
-    arrays = to_plain_tensor(x.indptr, "indptr"), to_plain_tensor(x.indices, "indices")
-    return SparseTensor(format, x.shape, (None, arrays, *(None for _ in format.blocks)), values)
+    pos, crd = to_plain_tensor(x.indptr, "indptr"), to_plain_tensor(x.indices, "indices")
+    if _can_be_walked(x):
+        count = int(pos[-1])
+        crd, values = crd[:count], values[:count]
+    return SparseTensor(format, x.shape, (None, (pos, crd), *(None for _ in format.blocks)), values)
 
 
 def _can_be_walked(x: Any) -> bool:
