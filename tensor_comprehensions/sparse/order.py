@@ -110,7 +110,8 @@ def _rank_in_memory(loop: str, indices: Sequence[str], nest: Nest) -> tuple[int,
 def reordered_format(path: Path, order: Sequence[str], enters_late: bool = False) -> Format | None:
     """A format in which loops in this order can traverse an operand, with the same stored elements.
 
-    None if it is blocked, and its blocks can be traversed neither by rows nor by columns. Levels of the dense tail stay with their dimensions: moving one would store all coordinates of another dimension.
+    None if it is blocked, and its blocks can be traversed neither by rows nor by columns. Levels of the dense tail
+    stay with their dimensions: moving one would store all coordinates of another dimension.
     """
     format = path.format
     if format.blocks:
