@@ -78,6 +78,8 @@ class SparseOptions:
         max_vectors: vectors that an innermost dense loop keeps in registers at once.
         gather: whether sums over stored positions are vectorized with gathers: "always", "never", or "auto": if the
             processor gathers fast.
+        hash_rows: whether rows of sparse results that are written out of order are combined in hash tables instead of
+            arrays: "always", "never", or "auto": if a row has more than 2^22 coordinates.
     """
 
     order: tuple[str, ...] = field(default=(), metadata={"example": "i"})
@@ -88,6 +90,7 @@ class SparseOptions:
     prefetch_distance: int = field(default=16, metadata={"choices": (0, 2, 4, 8, 16, 32)})
     max_vectors: int = field(default=8, metadata={"choices": (1, 2, 4, 8, 16)})
     gather: str = field(default="auto", metadata=_AUTO)
+    hash_rows: str = field(default="auto", metadata=_AUTO)
 
     def __post_init__(self) -> None:
         """Check every field. Raises ArgumentError."""

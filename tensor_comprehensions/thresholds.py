@@ -327,8 +327,12 @@ ADDED_PRODUCTS = 4
 """Products per iteration of the innermost loop that adds to a row."""
 APPENDED_ELEMENTS = 4
 """Elements that are appended at once."""
+MAX_ARRAY_ROW = 2**22
+"""Maximum coordinates of a row of a sparse result that is combined in an array, of 9 bytes for each coordinate."""
 REFILLED_PRODUCTS = 4
 """Products per iteration of the innermost loop that refills a row: they add to different elements, so none waits."""
+JAMMED_ELEMENTS = 4
+"""Stored elements whose sums over dense rows are computed at once, so that rows that they share are loaded once."""
 FILL_THREAD_ELEMENTS = 32_768
 """Minimum elements of a dense result that a thread fills."""
 PREFETCHED_ROWS_AHEAD = 4

@@ -2,7 +2,7 @@
 
 The loops over the indices of the result come first and in the order of its levels, so that every element is appended
 after the previous ones. If a reduced loop is outside of the last of these, a dense row accumulates the results, and its
-touched elements are appended when the row is complete ("Tensor algebra compilation with workspaces", CGO 2019).
+touched elements are appended when the row is complete (see `row_workspace`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..core.dtypes import BOOL, INT64, UINT8
+from ..core.dtypes import BOOL, INT64
 from ..core.errors import CannotLower
 from ..core.internal_names import internal_name
 from ..loop_ir import build
-from ..loop_ir.instructions import BIT_AND, TRAILING_ZEROS
 from ..loop_ir.nodes import (
-    BITS,
     Allocate,
     Buffer,
     Expr,
@@ -25,8 +23,6 @@ from ..loop_ir.nodes import (
     Load,
     Loop,
     LoopKind,
-    ReduceLanes,
-    Space,
     Stmt,
     Store,
     While,
@@ -39,14 +35,11 @@ from .absent_operands import is_additive
 from .chunks import parallelize_outer_loop
 from .emit import StatementEmitter
 from .graph import needs_row_workspace
+from .hashed_row import HashedRow, RowMeasurer
 from .operand_buffers import Assembled
 from .results import IN_REGISTER, add_to, with_register_sum
+from .row_workspace import DenseRow, MarkedRow, Row, RowWorkspace
 from .state import Appended, Body, State
-
-LINE = 64
-"""Flags of a row that one group flag summarizes, and group flags that are tested together."""
-MAX_MARK = 255
-"""Rows that are counted before the flags are cleared: each row marks its coordinates with a different number."""
 
 
 def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
@@ -56,6 +49,13 @@ def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
     if isinstance(s, Let):
         return replace(s, body=inside_chunks(s.body, around))
     return around(s)
+
+
+def body_of_chunk(s: Stmt) -> Stmt:
+    """The body of the parallel loop of `s`, or all of `s` if there is none."""
+    if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
+        return s.body
+    return body_of_chunk(s.body) if isinstance(s, Let) else s
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,9 @@ class AssemblingEmitter(StatementEmitter):
         cells = _AssemblyRegisters.of(self.format.depth)
         body = self.walk()
         whole = self.parallelize_outer_loop(body)
-        return inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_rows(inner)))
+        return inside_chunks(
+            whole, lambda inner: Allocate(cells.all, self._with_workspace(inner, lambda: self._measure_rows(True)))
+        )
 
     @property
     def _row_count(self) -> Expr:
@@ -174,7 +176,18 @@ class AssemblingEmitter(StatementEmitter):
                 Store(pos, (build.const(0),), self._index(build.const(0))) for pos in self.result.pos if pos is not None
             ]
         ends = [Store(self.totals, (build.const(self.first + n),), Load(c, ())) for n, c in enumerate(cells.counts)]
-        return Allocate(cells.all, build.block(*start, self._with_rows(self.walk()), self._finish(cells), *ends))
+        rows = self._with_workspace(self.walk(), lambda: self._measure_rows(False))
+        return Allocate(cells.all, build.block(*start, rows, self._finish(cells), *ends))
+
+    def _with_workspace(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
+        """`body`, which handles some rows, inside the allocation of their workspace, if they need one."""
+        return body if self.workspace is None else self.workspace.around(body, measure)
+
+    def _measure_rows(self, in_chunk: bool) -> Stmt:
+        """Find the most terms that one row combines: of the rows of a chunk, or of all rows."""
+        measurer = RowMeasurer(self.shared, self.nest, self.order, self._row_depth, names=self.names, part=self.part)
+        body = measurer.walk()
+        return body_of_chunk(self.parallelize_outer_loop(body)) if in_chunk else body
 
     def vectorization_candidates(self) -> Iterator[tuple[int, int]]:
         """None: elements come one at a time because each moves the end of a level."""
@@ -276,10 +289,9 @@ class AssemblingEmitter(StatementEmitter):
         return self._wrap_loops(depth, state, then)
 
     def _wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
-        if self._marks_rows and depth == self._row_depth:
-            return build.block(self._next_mark(), then(state))
-        if self.is_scattered and depth == self._row_depth:
-            return build.block(Store(_LINE, (), build.const(-1)), then(state), self._append_touched_row(state))
+        workspace = self.workspace
+        if workspace is not None and depth == self._row_depth:
+            return build.block(workspace.begin(), then(state), self._append_row(workspace, state))
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
@@ -292,8 +304,9 @@ class AssemblingEmitter(StatementEmitter):
         )
 
     def combine(self, state: State, value: Expr) -> Stmt:
-        if self.is_scattered or self._marks_rows:
-            return self._scatter_to_row(state, value)
+        if self.workspace is not None:
+            at = build.sub(state.indices[self._last_index], self.starts[self.format.order[-1]])
+            return self.workspace.combine(at, value)
         if IN_REGISTER in state.indices:
             found = Store(build.register(f"{self.s.target}.found", BOOL), (), build.TRUE)
             return found if self.counts else build.block(add_to(self.total(), value, self.s.reduction), found)
@@ -311,7 +324,7 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def copies(self) -> int:
-        return ADDED_PRODUCTS if self.is_scattered else 1
+        return ADDED_PRODUCTS if self.is_scattered and not self._is_wide else 1
 
     def parallelize_outer_loop(self, body: Stmt) -> Stmt:
         size = self.options.chunk_positions * (ROW_CHUNK_MULTIPLE if self.is_scattered else 1)
@@ -368,54 +381,23 @@ class AssemblingEmitter(StatementEmitter):
         return len(self.format.levels) - 1
 
     @property
-    def _rows(self) -> tuple[Buffer, Buffer, Buffer]:
-        """The workspace: results by coordinate, a flag for each coordinate, and a flag for every `LINE` flags."""
-        dtype = self.values.type.dtype.accumulator
-        stem = self.s.target
-        return (
-            build.dynamic_buffer(f"{stem}.row", dtype, space=Space.SCRATCH),
-            build.dynamic_buffer(f"{stem}.touched", UINT8, space=Space.SCRATCH),
-            build.dynamic_buffer(f"{stem}.line", UINT8, space=Space.SCRATCH),
-        )
-
-    def _with_rows(self, body: Stmt) -> Stmt:
-        """`body` inside the allocation of a row: flags set to 0, and results set to the identity of the reduction.
-
-        The flags are padded to whole vectors.
-        """
-        row, touched, line = self._rows
-        if self._marks_rows:
-            return Allocate((_MARK,), self._with_cleared(touched, build.block(Store(_MARK, (), _ZERO), body)))
+    def workspace(self) -> RowWorkspace | None:
+        """The workspace for a row; None if the elements of a row come in order."""
+        row = Row(
+            self.s.target, self.values.type.dtype.accumulator, self.neutral, self.s.reduction,
+            self.shared.extents(self.s.target)[self.format.order[-1]], self.shared.target.vector_bits, self.names,
+            self.counts,
+        )  # fmt: skip
+        if self.is_unordered:
+            return MarkedRow(row, _AssemblyRegisters.of(self.format.depth).counts[-1])
         if not self.is_scattered:
-            return body
-        buffers = (touched, line) if self.counts else (touched, line, row)
-        for buffer in buffers:
-            body = self._with_cleared(buffer, body)
-        return Allocate((_LINE,), body)
-
-    def _with_cleared(self, buffer: Buffer, body: Stmt) -> Stmt:
-        blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
-        length = build.mul(blocks, LINE if buffer == self._rows[2] else LINE * LINE)
-        return Allocate((buffer,), build.block(self._clear(buffer, length), body), (length,))
-
-    def _clear(self, buffer: Buffer, length: Expr) -> Stmt:
-        name = self.names.fresh(f"{buffer.name}.i")
-        first = build.store(buffer, (build.var(name),), self._initial_value(buffer))
-        lanes = max(1, self.shared.target.vector_bits // 8 // buffer.type.dtype.size)
-        return Loop(name, build.const(0), length, first, LoopKind.VECTOR, vector_factors=(lanes, 1))
-
-    def _initial_value(self, buffer: Buffer) -> Expr:
-        """The value of untouched elements of `buffer`: the identity of the reduction for results, 0 for flags."""
-        return build.cast(self.neutral, buffer.type.dtype) if buffer == self._rows[0] else build.const(0, UINT8)
+            return None
+        return HashedRow(row) if self._is_wide else DenseRow(row)
 
     @property
-    def _row_extent(self) -> Expr:
-        return self.shared.extents(self.s.target)[self.format.order[-1]]
-
-    @property
-    def _marks_rows(self) -> bool:
-        """Whether each row sets its flags to a different number, so that they need not be cleared after the row."""
-        return self.counts and self.counts_rows and (self.is_scattered or self._adds_rows)
+    def _is_wide(self) -> bool:
+        """Whether the row is too wide for an array with an element for each coordinate."""
+        return self.s.target in self.shared.problem.wide
 
     @property
     def _adds_rows(self) -> bool:
@@ -426,75 +408,21 @@ class AssemblingEmitter(StatementEmitter):
 
     @property
     def is_unordered(self) -> bool:
-        return self._marks_rows
+        return self.counts and self.counts_rows and not self._is_wide and (self.is_scattered or self._adds_rows)
 
-    def _scatter_to_row(self, state: State, value: Expr) -> Stmt:
-        row, touched, line = self._rows
-        (last,) = (e for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
-        at = build.sub(state.indices[last.name], self.starts[self.format.order[-1]])
-        one = build.const(1, UINT8)
-        if self._marks_rows:
-            is_new = build.cast(build.ne(build.load(touched, at), Load(_MARK, ())), INT64)
-            count = _AssemblyRegisters.of(self.format.depth).counts[-1]
-            return build.block(Store(count, (), is_new, "+"), Store(touched, (at,), Load(_MARK, ())))
-        group = build.div(at, LINE)
-        mark = build.block(Store(line, (group,), one), Store(_LINE, (), group))
-        marks: list[Stmt] = [Store(touched, (at,), one), If(build.ne(group, Load(_LINE, ())), mark)]
-        if self.counts:
-            return build.block(*marks)
-        return build.block(Store(row, (at,), build.cast(value, row.type.dtype), self.s.reduction), *marks)
-
-    def _next_mark(self) -> Stmt:
-        """Choose the number that marks the flags of the next row; clear the flags when the numbers run out."""
-        touched = self._rows[1]
-        length = build.mul(build.add(build.div(self._row_extent, LINE * LINE), 1), LINE * LINE)
-        again = build.block(self._clear(touched, length), Store(_MARK, (), _ZERO))
-        one = build.const(1, UINT8)
-        return build.block(
-            If(build.eq(Load(_MARK, ()), build.const(MAX_MARK, UINT8)), again), Store(_MARK, (), one, "+")
-        )
-
-    def _append_touched_row(self, state: State) -> Stmt:
-        """Append the touched elements, in order, and clear the row."""
-        row, touched, line = self._rows
+    @property
+    def _last_index(self) -> str:
+        """The index of the last level of the result."""
         (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
+        return last
+
+    def _append_row(self, workspace: RowWorkspace, state: State) -> Stmt:
+        """Append the elements of the row in a workspace."""
         start, dtype = self.starts[self.format.order[-1]], self.values.type.dtype
         position = self.names.fresh(f"{self.s.target}.position")
 
-        def append(held: Expr) -> Stmt:
-            store = (
-                None
-                if self.counts
-                else Store(self.values, (build.var(position),), build.cast(Load(row, (held,)), dtype))
-            )
-            entry = self.append({**state.indices, last: build.add(held, start)}, store, position)
-            return entry if self.counts else build.block(entry, Store(row, (held,), self._initial_value(row)))
+        def append(at: Expr, value: Expr) -> Stmt:
+            store = None if self.counts else Store(self.values, (build.var(position),), build.cast(value, dtype))
+            return self.append({**state.indices, self._last_index: build.add(at, start)}, store, position)
 
-        block = self.names.fresh(internal_name("block"))
-        lines = self._each_flag(line, build.var(block), lambda t: self._each_flag(touched, t, append))
-        blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
-        return Loop(block, build.const(0), blocks, lines)
-
-    def _each_flag(self, flags: Buffer, group: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
-        """Emit `then` for each set flag in a group of `LINE`, in order, and clear the flags."""
-        bits, name = build.register(self.names.fresh("bits")), self.names.fresh(internal_name("flagged"))
-        first = build.mul(group, LINE)
-        places = build.ramp(first, 1, LINE)
-        found = ReduceLanes(BITS, build.ne(build.load(flags, places), build.const(0, UINT8, LINE)))
-        one = Let(name, build.add(first, build.call(TRAILING_ZEROS, Load(bits, ()))), then(build.var(name)))
-        rest = build.call(BIT_AND, Load(bits, ()), build.sub(Load(bits, ()), 1))
-        # Store the remaining bits before `then`, so that the loop condition does not wait for it.
-        step = build.block(Let(name, one.value, build.block(Store(bits, (), rest), one.body)))
-        loop = While(build.ne(Load(bits, ()), build.const(0, INT64)), step)
-        clear = build.store(flags, (places,), build.const(0, UINT8, LINE))
-        some = build.block(clear, loop)
-        return Allocate(
-            (bits,), build.block(Store(bits, (), found), If(build.ne(Load(bits, ()), build.const(0, INT64)), some))
-        )
-
-
-_MARK = build.register(internal_name("mark"), UINT8)
-"""The flag value of the row that is being counted."""
-_LINE = build.register(internal_name("last_line"), INT64)
-"""The group that was flagged last: adjacent elements mostly share a group, and skipping the store saves time."""
-_ZERO = build.const(0, UINT8)
+        return workspace.append(append)

@@ -19,7 +19,7 @@ from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, name_of_position, run_end
 from .operand_buffers import Sizes, SparseOperand
 from .row_prefetch import RowPrefetcher
-from .state import Appended, Body, Chosen, State
+from .state import Appended, Body, Chosen, Jammed, State
 from .union_merge import UnionMerge
 
 MAX_POINTS = 7
@@ -37,6 +37,7 @@ class CoiterationEmitter:
     added operands may come in any order and repeatedly. copies: the unroll factor of an innermost loop over stored
     positions. branchless: whether sums at one index are computed without branches on which operands are present.
     append_run: appends adjacent elements at once. part: bounds of the outermost loop, instead of those of its index.
+    jam: how to compute the sums of several stored elements in one loop; None computes them one by one.
     """
 
     nest: Nest
@@ -55,6 +56,7 @@ class CoiterationEmitter:
     branchless: bool = True
     append_run: Appended | None = None
     part: tuple[Expr, Expr] | None = None
+    jam: Jammed | None = None
 
     def nest_loops(self) -> Stmt:
         """All loops of the nest."""
@@ -183,7 +185,46 @@ class CoiterationEmitter:
             return Loop(name, c.start, c.stop, body, LoopKind.VECTOR, vector_factors=(self.lanes[0], 0))
         if self.copies > 1 and depth + 1 == len(self.order):
             return self._repeat(name, c, body)
+        if self.jam is not None and depth + 2 == len(self.order):
+            return self._jam_sums(
+                self.jam, depth, replace(state, term=point.term), a, c, Loop(name, c.start, c.stop, body)
+            )
         return Loop(name, c.start, c.stop, body)
+
+    def _jam_sums(self, jam: Jammed, depth: int, state: State, a: Access, c: Cursor, single: Loop) -> Stmt:
+        """A loop over several positions of `c` at a time, with one inner loop, and `single` for the remaining ones."""
+        first, middle = (self.names.fresh(f"{single.var}.{what}") for what in ("first", "middle"))
+        numbers = range(jam.count)
+        positions = [self.names.fresh(name_of_position(a)) for _ in numbers]
+        coordinates = [self.names.fresh(self.order[depth]) for _ in numbers]
+
+        def enter(states: tuple[State, ...]) -> Stmt:
+            n = len(states)
+            if n == jam.count:
+                return jam.wrap(states, sum_over_inner)
+            place = {a: c.place_at(build.var(positions[n]))}
+            return self._child(depth, state, build.var(coordinates[n]), place, lambda s: enter((*states, s)))
+
+        def sum_over_inner(states: Sequence[State]) -> Stmt:
+            name = self.names.fresh(self.order[depth + 1])
+            terms = (self._child(depth + 1, s, build.var(name), {}) for s in states)
+            vectors = (self.lanes[0], max(1, self.lanes[1] // jam.count))
+            return Loop(
+                name, *self.bounds(self.order[-1]), build.block(*terms), LoopKind.VECTOR, vector_factors=vectors
+            )
+
+        body = enter(())
+        for n in reversed(numbers):
+            if self.ahead is not None:
+                indices = {**state.indices, self.order[depth]: build.var(coordinates[n])}
+                position = build.var(positions[n])
+                hints = self.ahead.fetch_ahead(depth, a, c, position, state.term, state.places, indices)
+                body = build.block(hints, body)
+            body = Let(coordinates[n], c.coordinate(build.var(positions[n])), body)
+            body = Let(positions[n], build.add(build.var(first), n), body)
+        left = build.mod(build.sub(c.stop, c.start), jam.count)
+        main = Loop(first, c.start, build.var(middle), body, step=jam.count)
+        return Let(middle, build.sub(c.stop, left), build.block(main, replace(single, start=build.var(middle))))
 
     def _repeat(self, name: str, c: Cursor, body: Stmt) -> Stmt:
         """A loop over the positions of `c`, unrolled by `copies`, and a loop over the remaining positions."""
@@ -424,8 +465,13 @@ class CoiterationEmitter:
 
     # --- inside a loop -------------------------------------------------------------------------------------------
 
-    def _child(self, depth: int, state: State, value: Expr, places: Mapping[Access, Place]) -> Stmt:
-        """The body of the loop at `depth` for the coordinate `value`, with the iterators at `places`."""
+    def _child(
+        self, depth: int, state: State, value: Expr, places: Mapping[Access, Place], then: Body | None = None
+    ) -> Stmt:
+        """The body of the loop at `depth` for the coordinate `value`, with the iterators at `places`.
+
+        then: emits what is inside; None emits the loops from the next depth on.
+        """
         name = self.order[depth]
         indices = {**state.indices, name: value}
         for index, block in self.nest.blocks.items():
@@ -438,7 +484,7 @@ class CoiterationEmitter:
                     build.mul(indices[outer_block_loop(index)], block), indices[inner_block_loop(index)]
                 )
         inside = State(state.term, {**state.places, **places}, indices)
-        return self._enter(inside, name, lambda s: self.loops(depth + 1, s))
+        return self._enter(inside, name, then or (lambda s: self.loops(depth + 1, s)))
 
     def _enter(self, state: State, name: str | None, then: Body) -> Stmt:
         """Emit `then` after all occurrences have descended through the levels whose coordinate is already known."""

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..core.errors import CannotLower
-from ..tc_lang.formats import Format
+from ..tc_lang.formats import Format, parse_format
 from ..tc_lang.ir import Access, Expr, Function, Role, Statement, Symbol, map_operands
 from .absent_operands import reads
 from .call_plan import Conversion, Version
-from .graph import Nest, build_nest
+from .graph import MixedBlocks, Nest, build_nest
 from .order import choose_order, is_walkable_in_order, reordered_format
+from .shared_sparsity import accesses_of, representative
 from .sparse_problem import SparseProblem
 from .versions import name_versions
 
@@ -31,7 +32,19 @@ def insert_conversions(
     made: dict[tuple[str, Format], Conversion] = {}
     function = problem.function
     for number in range(len(function.statements)):
-        nest = build_nest(replace(problem, function=function, aliases=_extend_aliases(problem, made)), number)
+        current = replace(problem, function=function, aliases=_extend_aliases(problem, made))
+        blocked = _list_unfit_blocked_accesses(current, number)
+        if blocked:
+            s, shared = function.statements[number], dict(problem.shared)
+            if s.target in shared and _stored_target(s, current) in blocked:
+                return insert_conversions(_with_own_places(original, s.target, s.indices), copied)
+            shares = (a for a in accesses_of(s) if a.tensor in shared)
+            if stuck := {(a.tensor, number) for a in shares if _stored(a, current) in blocked}:
+                return insert_conversions(original, copied | stuck)
+            unblocked = {a: _without_blocks(function.tensor(a.tensor)) for a in blocked}
+            function = _convert_operands(function, number, unblocked, made)
+            current = replace(problem, function=function, aliases=_extend_aliases(problem, made))
+        nest = build_nest(current, number)
         target = function.tensor(nest.statement.target)
         owns = target.is_sparse and target.name not in dict(problem.shared)
         late = problem.for_gpu and not owns
@@ -50,14 +63,11 @@ def insert_conversions(
         stuck = {(a.tensor, number) for a in _reads_of(nest, wrong) if a.tensor in dict(problem.shared)}
         if stuck:
             return insert_conversions(original, copied | stuck)
-        names: dict[Access, str] = {}
-        for a, format in wrong.items():
-            name = f"{a.tensor}'{len(made)}"
-            names[a] = made.setdefault((a.tensor, format), Conversion(name, a.tensor, format)).name
-        statements = list(function.statements)
-        statements[number] = _with_operands(statements[number], names)
-        function = replace(function, statements=tuple(statements))
-        function = _with_symbols(function, tuple(made.values()))
+        function = _convert_operands(function, number, wrong, made)
+    used = {a.tensor for s in function.statements for a in accesses_of(s)}
+    unused = {c.name for c in made.values()} - used  # they are converted further
+    made = {key: c for key, c in made.items() if c.name in used}
+    function = replace(function, tensors=tuple(t for t in function.tensors if t.name not in unused))
     types = tuple((c.name, problem.index_type(c.source)) for c in made.values())
     converted = replace(
         problem,
@@ -66,6 +76,57 @@ def insert_conversions(
         aliases=_extend_aliases(problem, made),
     )
     return converted, tuple(made.values()), versions
+
+
+def _list_unfit_blocked_accesses(problem: SparseProblem, number: int) -> list[Access]:
+    """The blocked operands of a statement, if their blocks do not fit its other operands, its subscripts or ranges.
+
+    Raises:
+        CannotLower: they do not fit, and the options rule conversions out.
+    """
+    try:
+        build_nest(problem, number)
+    except MixedBlocks as refusal:
+        stored = (_stored(a, problem) for a in accesses_of(problem.function.statements[number]))
+        found = [a for a in stored if (f := problem.function.tensor(a.tensor).format) is not None and f.blocks]
+        if not found:
+            raise
+        names = ", ".join(dict.fromkeys(a.tensor for a in found))
+        if not problem.options.convert:
+            raise CannotLower(f"{refusal}: {names} would have to be converted, which the options rule out") from None
+        return list(dict.fromkeys(found))
+    return []
+
+
+def _stored(a: Access, problem: SparseProblem) -> Access:
+    """The access of the operand whose pattern the tensor of `a` shares, or `a`."""
+    return representative(a, problem.function, dict(problem.shared))
+
+
+def _stored_target(s: Statement, problem: SparseProblem) -> Access:
+    """The access of the operand whose pattern the target has."""
+    return _stored(Access(s.target, s.subscripts, problem.function.tensor(s.target).dtype), problem)
+
+
+def _without_blocks(symbol: Symbol) -> Format:
+    """The format that stores the elements of a blocked tensor one by one, rows or columns first."""
+    assert symbol.format is not None
+    return parse_format("csr" if str(symbol.format).startswith("bsr") else "csc", (), symbol.rank)
+
+
+def _convert_operands(
+    function: Function, number: int, formats: Mapping[Access, Format], made: dict[tuple[str, Format], Conversion]
+) -> Function:
+    """The def in which a statement reads operands in other formats. Adds the conversions to `made`."""
+    names: dict[Access, str] = {}
+    sources = {c.name: c.source for c in made.values()}
+    for a, format in formats.items():
+        source = sources.get(a.tensor, a.tensor)  # a converted operand is converted from the original instead
+        name = f"{source}'{len(made)}"
+        names[a] = made.setdefault((source, format), Conversion(name, source, format)).name
+    statements = list(function.statements)
+    statements[number] = _with_operands(statements[number], names)
+    return _with_symbols(replace(function, statements=tuple(statements)), tuple(made.values()))
 
 
 def _extend_aliases(

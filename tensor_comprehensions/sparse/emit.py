@@ -26,7 +26,7 @@ from .operand_buffers import Sizes, SparseOperand
 from .row_prefetch import RowPrefetcher
 from .shared_sparsity import list_dense_dims
 from .sparse_problem import SparseProblem
-from .state import Appended, Body, State
+from .state import Appended, Body, Jammed, State
 
 GATHERED_BYTES = {4, 8}
 """Sizes of the elements that gather instructions load."""
@@ -148,6 +148,7 @@ class StatementEmitter(ABC):
             self.nest, self.order, common.operands, common.sizes, self.names,
             self.leaf, self.wrap_loops, self.choose, lanes, ahead if distance else None, self.gathers,
             self.is_unordered, self.copies, self.options.branchless_merge, self.append_run, self.part,
+            self.jam if lanes[0] > 1 else None,
         )  # fmt: skip
         return walker.nest_loops()
 
@@ -164,6 +165,11 @@ class StatementEmitter(ABC):
     @property
     def append_run(self) -> Appended | None:
         """A function that emits adjacent elements of the result at once; None if that is not possible."""
+        return None
+
+    @property
+    def jam(self) -> Jammed | None:
+        """How to compute the sums of several stored elements in one loop; None if that is not possible."""
         return None
 
     @property
@@ -283,9 +289,10 @@ class StatementEmitter(ABC):
         """The state inside the reduced loops, where the identity of the reduction contributes nothing."""
         return replace(state, term=replace(state.term, void=self.nest.identity)) if self.nest.keeps_places else state
 
-    def total(self) -> Buffer:
-        """The register that accumulates the reduction of one element."""
-        return build.register(f"{self.s.target}.total", self.values.type.dtype.accumulator)
+    def total(self, number: int = 0) -> Buffer:
+        """The register that accumulates the reduction of one element, the one with this number of those at once."""
+        name = f"{self.s.target}.total.{number}" if number else f"{self.s.target}.total"
+        return build.register(name, self.values.type.dtype.accumulator)
 
 
 def _refuse_read(access: Access, _: tuple[Expr, ...], __: Expr | None) -> Expr:

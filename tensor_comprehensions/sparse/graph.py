@@ -21,6 +21,10 @@ from .shared_sparsity import representative
 from .sparse_problem import SparseProblem
 
 
+class MixedBlocks(CannotLower):
+    """Blocks of an operand do not fit the other operands, the range or the subscripts of a statement."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """One loop of a nest: over an index of the statement, over the blocks of an index, or inside a block.
@@ -94,7 +98,7 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
     """The nest of the statement with index `number`.
 
     Raises:
-        CannotLower: operands split one index into blocks of different extents.
+        MixedBlocks: a blocked operand meets one without blocks or with other blocks, a constant, or a range.
     """
     statement = problem.function.statements[number]
     symbols = {t.name: t for t in problem.function.tensors}
@@ -106,7 +110,7 @@ def build_nest(problem: SparseProblem, number: int) -> Nest:
     aliases = {a: representative(a, problem.function, stands_for) for a in accesses if a.tensor in stands_for}
     term = replace(term, aliases=aliases)
     occurrences = term.occurrences(sparse | set(stands_for))
-    blocks = _collect_block_sizes(occurrences, symbols, statement)
+    blocks = _collect_block_sizes(occurrences, symbols, statement, problem)
     free = {e.name for x in statement.subscripts for e in walk_expr(x) if isinstance(e, Index)}
     loops: dict[str, Loop] = {}
     for name in statement.indices:
@@ -134,7 +138,7 @@ def _split_blocked_index(name: str, bounds: Bounds, block: int | None, window: b
     if block is None:
         return [(name, *bounds)]
     if window:
-        raise CannotLower(f"the blocked index '{name}' has a range of its own")
+        raise MixedBlocks(f"the blocked index '{name}' has a range of its own")
     return [(outer_block_loop(name), 0, bounds[1] // block), (inner_block_loop(name), 0, block)]
 
 
@@ -149,21 +153,27 @@ def inner_block_loop(name: str) -> str:
 
 
 def _collect_block_sizes(
-    accesses: tuple[Access, ...], symbols: Mapping[str, Symbol], statement: Statement
+    accesses: tuple[Access, ...], symbols: Mapping[str, Symbol], statement: Statement, problem: SparseProblem
 ) -> dict[str, int]:
+    """The extent of the blocks of each index that is split.
+
+    A result with blocks and levels of its own does not split indices of operands without blocks.
+    """
     found: dict[str, int] = {}
     everything = [*accesses]
     target = symbols[statement.target]
-    if target.is_sparse:
+    formats = [symbols[a.tensor].format for a in accesses]
+    splits = target.name in dict(problem.shared) or all(f is not None and f.blocks for f in formats)
+    if target.is_sparse and splits:
         everything.append(Access(target.name, statement.subscripts, target.dtype))
     for a in everything:
         format = symbols[a.tensor].format
         assert format is not None
         for subscript, block in zip(a.subscripts, format.blocks, strict=False):
             if not isinstance(subscript, Index):
-                raise CannotLower(f"the blocked tensor '{a.tensor}' has a constant subscript")
+                raise MixedBlocks(f"the blocked tensor '{a.tensor}' has a constant subscript")
             if found.setdefault(subscript.name, block) != block:
-                raise CannotLower(f"blocks of {found[subscript.name]} and of {block} meet at '{subscript.name}'")
+                raise MixedBlocks(f"blocks of {found[subscript.name]} and of {block} meet at '{subscript.name}'")
     return found
 
 
@@ -201,7 +211,7 @@ def _blocked_path(
     a: Access, format: Format, loops: list[str | int], extents: list[Value], blocks: Mapping[str, int]
 ) -> Path:
     if not format.blocks:
-        raise CannotLower(f"'{a.tensor}' has no blocks, and meets one that has")
+        raise MixedBlocks(f"'{a.tensor}' has no blocks, and meets one that has")
     names = [n for n in loops if isinstance(n, str)]
     split: list[str | int] = [*map(outer_block_loop, names), *map(inner_block_loop, names)]
     sizes: list[Value] = [*(n // b for n, b in zip(extents, format.blocks, strict=True)), *format.blocks]

@@ -16,7 +16,7 @@ from .assemble import AssemblingEmitter
 from .call_plan import AssembledLevels, CallPlan, Conversion, PlannedOperand, PlannedResult, Version
 from .convert import insert_conversions
 from .emit import Shared, StatementEmitter
-from .graph import Nest, build_nest, is_ordered
+from .graph import Nest, build_nest, is_ordered, needs_row_workspace
 from .operand_buffers import (
     Assembled,
     Collected,
@@ -172,6 +172,17 @@ def gains_from_refilling(problem: SparseProblem) -> bool:
     formats = [result_format(nest, converted) for nest in nests]
     return any(
         f is not None and can_refill(nest, choose_order(nest, f, problem.options), f)
+        for nest, f in zip(nests, formats, strict=True)
+    )
+
+
+def needs_row_workspaces(problem: SparseProblem) -> bool:
+    """Whether rows of a result are combined in a workspace, or counted in one."""
+    converted, _, _ = insert_conversions(problem)
+    nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
+    formats = [result_format(nest, converted) for nest in nests]
+    return problem.parallel or any(
+        f is not None and needs_row_workspace(nest, choose_order(nest, f, problem.options), f)
         for nest, f in zip(nests, formats, strict=True)
     )
 

@@ -108,19 +108,19 @@ def _rank_in_memory(loop: str, indices: Sequence[str], nest: Nest) -> tuple[int,
 
 
 def reordered_format(path: Path, order: Sequence[str], enters_late: bool = False) -> Format | None:
-    """A format in which loops in this order can traverse an operand, with the same stored elements; None if impossible.
+    """A format in which loops in this order can traverse an operand, with the same stored elements.
 
-    Levels of the dense tail stay with their dimensions: moving one would store all coordinates of another dimension.
+    None if it is blocked, and its blocks can be traversed neither by rows nor by columns. Levels of the dense tail
+    stay with their dimensions: moving one would store all coordinates of another dimension.
     """
     format = path.format
     if format.blocks:
         return next(
             (f for f in _blocked_formats(format) if is_walkable_in_order(_stored_as(path, f), order, enters_late)), None
         )
-    if not all(isinstance(step.loop, str) for step in path.steps):
-        return None
     loops = {d: step.loop for step, d in zip(path.steps, format.order, strict=True)}
-    dims = sorted(range(format.rank), key=lambda d: order.index(str(loops[d])))
+    depths = {d: order.index(loop) if isinstance(loop, str) else -1 for d, loop in loops.items()}
+    dims = sorted(range(format.rank), key=depths.__getitem__)  # dimensions at a constant coordinate come first
     tail = format.order[format.depth :]
     upper = iter(format.levels[: format.depth])
     made = Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))

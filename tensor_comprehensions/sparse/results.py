@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.dtypes import BOOL, INT64
@@ -11,13 +11,14 @@ from ..core.internal_names import internal_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
 from ..loop_ir.rewrite import mentions
-from ..tc_lang.ir import Access, Index
-from ..thresholds import FILL_THREAD_ELEMENTS
+from ..tc_lang.ir import Access, Index, walk_expr
+from ..thresholds import FILL_THREAD_ELEMENTS, JAMMED_ELEMENTS
+from .absent_operands import reads
 from .chunks import CHUNK
 from .emit import StatementEmitter
 from .operand_buffers import Collected
 from .row_prefetch import count_positions
-from .state import Body, State
+from .state import Body, Jammed, State
 
 ELEMENT = internal_name("element")
 IN_REGISTER = "in a register"
@@ -210,11 +211,35 @@ class SharedEmitter(StatementEmitter):
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
-        total, where = self.total(), self._place(state)
-        start = self.neutral if self.s.reduction is None or self.s.initialize else Load(*where)
-        first = Store(total, (), build.cast(start, total.type.dtype))
-        last = Store(*where, build.cast(Load(total, ()), self.values.type.dtype))
-        return Allocate((total,), build.block(first, then(with_register_sum(self.enter_reduction(state))), last))
+        return self._sum_in_registers([state], lambda states: then(states[0]))
+
+    def _sum_in_registers(self, states: Sequence[State], then: Callable[[Sequence[State]], Stmt]) -> Stmt:
+        """Emit `then`, which sums the elements at `states` in registers, with the code before and after it."""
+        totals = [self.total(n) for n in range(len(states))]
+        places = [self._place(state) for state in states]
+        firsts, lasts = [], []
+        for total, where in zip(totals, places, strict=True):
+            start = self.neutral if self.s.reduction is None or self.s.initialize else Load(*where)
+            firsts.append(Store(total, (), build.cast(start, total.type.dtype)))
+            lasts.append(Store(*where, build.cast(Load(total, ()), self.values.type.dtype)))
+        inside = [with_register_sum(self.enter_reduction(state), n) for n, state in enumerate(states)]
+        return Allocate(tuple(totals), build.block(*firsts, then(inside), *lasts))
+
+    @property
+    def jam(self) -> Jammed | None:
+        """For a sum over a dense index at each stored element of a single operand, with a row that elements share."""
+        inner, outer = self.order[-1:], self.order[:-1]
+        if self.final_depth != len(outer) or not inner or not outer or len(self.nest.paths) > 1 or self.nest.blocks:
+            return None
+        if any(step.loop in inner for path in self.nest.paths.values() for step in path.iterated):
+            return None
+        used = [{e.name for s in a.subscripts for e in walk_expr(s) if isinstance(e, Index)} for a in self._dense_reads]
+        shares_rows = any(inner[0] in names and outer[-1] not in names for names in used)
+        return Jammed(JAMMED_ELEMENTS, self._sum_in_registers) if shares_rows else None
+
+    @property
+    def _dense_reads(self) -> list[Access]:
+        return [a for a in reads(self.nest.term.value) if self.nest.term.pattern_access(a) not in self.nest.paths]
 
     @property
     def operand_access(self) -> Access:
@@ -232,8 +257,8 @@ class SharedEmitter(StatementEmitter):
         return self.values, (self.shared.stored_position(self.s.target, place, self.subscripts(state)),)
 
     def combine(self, state: State, value: Expr) -> Stmt:
-        if IN_REGISTER in state.indices:
-            return add_to(self.total(), value, self.s.reduction)
+        if (number := state.indices.get(IN_REGISTER)) is not None:
+            return add_to(self.total(build.integer(number) or 0), value, self.s.reduction)
         only = self.final_depth == len(self.order) and (self.s.reduction is None or self.s.initialize)
         return update_element(*self._place(state), value, None if only else self.s.reduction)
 
@@ -333,9 +358,9 @@ def fill_in_vectors(values: Buffer, total: Expr, value: Expr, lanes: int) -> Stm
     return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
 
 
-def with_register_sum(state: State) -> State:
-    """The state with the mark that an element accumulates in a register."""
-    return replace(state, indices={**state.indices, IN_REGISTER: build.const(0)})
+def with_register_sum(state: State, number: int = 0) -> State:
+    """The state with the mark that an element accumulates in a register, the one with this number."""
+    return replace(state, indices={**state.indices, IN_REGISTER: build.const(number)})
 
 
 def add_to(total: Buffer, value: Expr, reduction: str | None) -> Stmt:

@@ -9,8 +9,10 @@ from functools import cached_property
 from ..core.dtypes import DType
 from ..options import SparseOptions
 from ..tc_lang.binding.ranges import Ranges, symbolic_ranges
-from ..tc_lang.ir import Access, Expr, Function, Statement, map_operands
-from ..thresholds import MAX_FIXED_EXTENT
+from ..tc_lang.formats import LevelKind
+from ..tc_lang.ir import Access, Expr, Function, Role, Statement, map_operands
+from ..tc_lang.size_polynomial import Value
+from ..thresholds import MAX_ARRAY_ROW, MAX_FIXED_EXTENT
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class SparseProblem:
         options: how to lower the def.
         refills: whether the patterns of results are known, so that only values are computed, if that is faster.
         lanes: on a GPU, adjacent threads that share the stored positions of a row; 0 for a CPU.
+        wide: the sparse results whose rows are too wide for an array with an element for each coordinate.
     """
 
     function: Function
@@ -38,6 +41,7 @@ class SparseProblem:
     options: SparseOptions = field(default_factory=SparseOptions)
     aliases: tuple[tuple[str, str], ...] = ()
     lanes: int = 0
+    wide: tuple[str, ...] = ()
 
     @property
     def for_gpu(self) -> bool:
@@ -78,6 +82,25 @@ class KernelRequest:
     parallel: bool
     refills: bool
     options: SparseOptions
+    wide: tuple[str, ...] = ()
+
+
+def row_extents(function: Function) -> tuple[tuple[str, Value], ...]:
+    """The number of coordinates of the innermost level, if that is compressed, of each sparse result, by name."""
+    shape = symbolic_ranges(function).shape
+    results = ((t.name, t.format) for t in function.tensors if t.role is Role.OUTPUT and t.format is not None)
+    return tuple((name, shape(name)[f.order[-1]]) for name, f in results if f.levels[-1].kind is LevelKind.COMPRESSED)
+
+
+def wide_results(
+    extents: tuple[tuple[str, Value], ...], sizes: Mapping[str, int], options: SparseOptions
+) -> tuple[str, ...]:
+    """The results whose rows are combined in hash tables. extents: see `row_extents`."""
+    if options.hash_rows == "never":
+        return ()
+    most = 0 if options.hash_rows == "always" else MAX_ARRAY_ROW
+    found = ((name, x if isinstance(x, int) else x.evaluate(sizes)) for name, x in extents)
+    return tuple(name for name, extent in found if extent > most)
 
 
 def rename_reads(s: Statement, names: Mapping[str, str]) -> Statement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..loop_ir.nodes import Expr, Stmt
@@ -22,6 +22,18 @@ class State:
     term: Term
     places: Mapping[Access, Place]
     indices: Mapping[str, Expr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Jammed:
+    """How to compute the sums of several stored elements in one loop over their terms.
+
+    count: the number of elements. wrap: emits the code around that loop, given the state of each element, and the
+    function that emits the loop for the states inside.
+    """
+
+    count: int
+    wrap: Callable[[Sequence[State], Callable[[Sequence[State]], Stmt]], Stmt]
 
 
 Body = Callable[[State], Stmt]

@@ -20,8 +20,8 @@ from ..core.errors import ArgumentError
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import TORCH_TYPES
 from ..dispatch.graph_breaks import run_outside_graphs
+from ..dispatch.sparse.caller_kind import check_results_exist, results_in_caller_kind
 from ..dispatch.sparse.fixed_patterns import FixedPatterns
-from ..dispatch.sparse.sparse_kernels import results_in_caller_kind
 from ..dispatch.sparse.sparse_tensor import SparseTensor, flat_values
 from ..tc_lang.ir import Function
 from .autograd import run_without_gradients
@@ -93,6 +93,7 @@ class FixedFunction:
     def _dispatch(self, values: Sequence[Any], initial: dict[str, Any]) -> Any:
         """The result of a call through the dispatcher, because torch traces, transforms, profiles or casts it."""
         whole, operands = self.sparse_op.operator_for_call(values, initial)
+        check_results_exist(self.sparse_op.kernels.function, values)
         results = fixed_operator(whole).call(operands, self.level_arrays(whole.returns), self.number)
         return results_in_caller_kind(dict(zip(whole.function.returns, results, strict=True)), values)
 

@@ -14,8 +14,9 @@ from ..core.lazy_import import lazy_module
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import TORCH_TYPES
 from ..dispatch.call_steps import CallSignature, check_names
+from ..dispatch.sparse.caller_kind import check_results_exist, results_in_caller_kind
 from ..dispatch.sparse.fast_call import MOST_PATTERNS, FastCalls, drop_oldest
-from ..dispatch.sparse.sparse_kernels import SparseKernels, results_in_caller_kind
+from ..dispatch.sparse.sparse_kernels import SparseKernels
 from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor, flat_values, storage_of
 from ..tc_lang.formats import Format
@@ -97,6 +98,7 @@ class SparseOp:
     def _dispatch(self, values: Sequence[Any], initial: Mapping[str, Any]) -> Any:
         """The result of a call through the dispatcher, because torch traces, transforms, profiles or casts it."""
         operator, operands = self.operator_for_call(values, initial)
+        check_results_exist(self.kernels.function, values)
         results = operator.call(operands)
         return results_in_caller_kind(dict(zip(self.kernels.function.returns, results, strict=True)), values)
 
@@ -115,6 +117,7 @@ class SparseOp:
     def call_eagerly(self, run: RunCall, values: Sequence[Any], initial: Mapping[str, Any]) -> Any:
         """The results of `run` for a call, recorded in autograd's graph if an operand requires a gradient."""
         call = self.kernels.accept(values, initial)
+        check_results_exist(self.kernels.function, values)
         operands = [x.values for x in call.sparse.values()]
         operands += call.dense.values()
         if has_tangent(operands):

@@ -213,6 +213,7 @@ def test_parts_of_scipy(word: str) -> None:
             if isinstance(found, str):
                 assert "'A'" in found
                 continue
+            argument.prune()  # positions may end before the coordinates do
             assert torch.equal(found, torch.from_numpy(argument.toarray().sum(1)))
 
 

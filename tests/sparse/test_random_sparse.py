@@ -67,7 +67,7 @@ def call_with_threads(threads: int, call: Callable[[], None]) -> None:
 
 
 def check_program(r: Random, program: RandomDef) -> None:
-    op = tc.define(program.source).f
+    op = tc.define(program.source, options=tc.SparseOptions(hash_rows=r.choice(("auto", "always")))).f
     sizes = program.sizes
     for n in range(r.choice((1, 1, 2))):
         if n and program.resizable:
@@ -268,6 +268,12 @@ FOUND = {
         double(N,M) A: su(1,0), float(N,M) B: sd(1,0), double(N,M) C: csc
     ) -> (y) {
         t(i,j) max=! B(i,j) + B(i,j) where exists B(i,j)  y(i) +=! C(i,j) * B(i,j) + A(i,j) * t(i,j)
+    }""",
+    "repeated padding above a constant coordinate": """def f(bool(P,N) A: ss, bool(N,P,M,K) B: dudq(2,1,3,0)) -> (T) {
+        T(h,l,j,k) = (A(l, h) && B(h, l, j, 3)) where k in 0:K
+    }""",
+    "a constant coordinate inside": """def f(double(N,M) A: csr, double(M,P,N) B: csf) -> (y) {
+        y(i) +=! A(i,j) * B(j,3,i)
     }""",
     "a sum with equal runs": """def f(int64(N,P) A: csr, int64(N,P) B: csr) -> (C: csr, D: csr) {
         C(i,j) = A(i,j) + B(i,j)  D(i,j) = A(i,j) - 2 * A(i,j) + (B(i,j) - j * B(i,j))

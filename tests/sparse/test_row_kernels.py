@@ -14,10 +14,12 @@ from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
 from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
 from tensor_comprehensions.dispatch.sparse.sparse_kernels import COUNTING_THREADS
 from tensor_comprehensions.loop_ir.interpret.interpreter import interpret
-from tensor_comprehensions.sparse.assemble import LINE, MAX_MARK
 from tensor_comprehensions.sparse.lower import lower
+from tensor_comprehensions.sparse.row_workspace import LINE, MAX_MARK
 from tensor_comprehensions.sparse.sparse_problem import SparseProblem
 from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
+from tensor_comprehensions.thresholds import JAMMED_ELEMENTS
+from tests.helpers.sparse_checks import interpret_def, same
 
 GATHERS = CpuTarget("cpu", "sapphirerapids", AVX512.features, 512, 32, AVX512.cache)
 INDICES = (torch.int32, torch.int64)
@@ -180,6 +182,40 @@ def test_sampled_products_of_every_width(width: int) -> None:
                    "{ E(i,j) +=! U(i,k) * V(j,k) where exists S(i,j) }").f  # fmt: skip
     S, U, V = matrix(), matrix((width,) * len(LENGTHS), width, 1), matrix((width,) * COLUMNS, width, 2)
     assert torch.equal(op(make_stored(S), U, V).to_dense(), (U @ V.T) * (S != 0))
+
+
+JAMMED = {
+    "rows": "def f(double(N,M) S: csr, double(N,K) U, double(M,K) V) -> (E: csr) "
+    "{ E(i,j) +=! S(i,j) * U(i,k) * V(j,k) }",
+    "rows that exist, twice": "def f(double(N,M) S: dcsr, double(N,K) U, double(M,K) V) -> (E: dcsr) { "
+    "E(i,j) +=! U(i,k) * V(j,k) where exists S(i,j)  E(i,j) += U(i,k) * U(i,k) where exists S(i,j) }",
+    "maxima": "def f(double(N,M) S: csr, double(N,K) U, double(M,K) V) -> (E: csr) "
+    "{ E(i,j) max=! U(i,k) * V(j,k) where exists S(i,j) }",
+    "halves": "def f(half(N,M) S: csr, half(N,K) U, half(M,K) V) -> (E: csr) "
+    "{ E(i,j) +=! U(i,k) * V(j,k) where exists S(i,j) }",
+    "columns": "def f(float(N,M) S: csc, float(N,K) U, float(M,K) V) -> (E: csc) "
+    "{ E(i,j) +=! U(i,k) * V(j,k) where exists S(i,j) }",
+    "a temporary": "def f(double(N,M) S: csr, double(N,K) U, double(M,K) V) -> (E) "
+    "{ s(i,j) +=! U(i,k) * V(j,k) where exists S(i,j)  E(i) +=! s(i,j) }",
+}
+
+
+@pytest.mark.parametrize("name", JAMMED)
+def test_sums_of_several_elements_in_one_loop(name: str) -> None:
+    """A row that elements share is loaded once for several of them; the rest of a row has a loop for each element."""
+    op = tc.define(JAMMED[name]).f
+    for width in (64, 19):
+        types = [getattr(torch, p.dtype.name) for p in op.function.parameters]
+        S, U, V = matrix(), matrix((width,) * len(LENGTHS), width, 1), matrix((width,) * COLUMNS, width, 2)
+        sparse = tc.as_sparse(S.to(types[0]), str(op.function.parameters[0].format))
+        given = [sparse, U.to(types[1]), V.to(types[2])]
+        kernel = op.compile(*given)
+        assert f"total.{JAMMED_ELEMENTS - 1}" in kernel.source("loops")
+        found = kernel(*given)
+        assert same(found, interpret_def(op._kernels.sparse, given, {})["E"])
+        expected = op.reference(*given)
+        dense = (x.to_dense() if isinstance(x, tc.SparseTensor) else x for x in (found, expected))
+        torch.testing.assert_close(*dense)
 
 
 @pytest.mark.parametrize("index", [(a, b) for a in INDICES for b in INDICES], ids=str)

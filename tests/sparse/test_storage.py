@@ -154,6 +154,20 @@ def test_scipy_has_the_same_parts(name: str) -> None:
     np.testing.assert_array_equal(t.scipy().toarray(), x.numpy())
 
 
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_array, sp.bsr_array])
+def test_memory_after_the_elements_of_scipy_is_left_out(kind: type) -> None:
+    """SciPy allows it, and keeps it until `prune` is called; it was an error."""
+    dense = np.array([[0.0, 1, 2, 0], [3, 0, 0, 4]])
+    x = kind(dense)
+    x.data = np.concatenate((x.data, np.full_like(x.data[:1], 9)))
+    x.indices = np.concatenate((x.indices, np.full(1, 99, x.indices.dtype)))
+    t = tc.as_sparse(x).check()
+    np.testing.assert_array_equal(t.to_dense().numpy(), dense)
+    assert t.values.data_ptr() == x.data.ctypes.data
+    op = tc.define("def f(double(N,M) A, double(M) v) -> (y) { y(i) +=! A(i,j) * v(j) }").f
+    np.testing.assert_array_equal(op(x, np.ones(4)), dense.sum(1))
+
+
 def test_indices_of_scipy_in_any_order_are_copied_and_its_others_become_csr() -> None:
     theirs = sp.csr_array((np.array([1.0, 2.0, 4.0]), np.array([2, 0, 2]), np.array([0, 3, 3])), shape=(2, 3))
     assert as_sparse(theirs).values.tolist() == [2.0, 5.0]

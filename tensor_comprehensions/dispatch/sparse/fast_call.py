@@ -41,14 +41,17 @@ _PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], 
 class _KnownArray:
     """An array of a known pattern: its memory and version."""
 
-    __slots__ = ("address", "storage", "version")
+    __slots__ = ("address", "storage", "tensor", "version")
 
     def __init__(self, x: Tensor) -> None:
         self.address, self.version = x.data_ptr(), x._version
         self.storage = weakref.ref(x.untyped_storage())
+        self.tensor = weakref.ref(x)
 
     def is_same_content(self, x: Tensor) -> bool:
         """Whether an array has the same memory and version. Its type and length are compared elsewhere."""
+        if self.tensor() is x:  # of the same kind, and it keeps its memory alive
+            return x._version == self.version and x.data_ptr() == self.address
         return (
             type(x) is Tensor
             and x.layout is torch.strided  # other layouts have no address

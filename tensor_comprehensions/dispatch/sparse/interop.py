@@ -13,7 +13,7 @@ from torch import Tensor
 from ...core.diagnostics import get_logger
 from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError
-from ...tc_lang.formats import coo_format, parse_format
+from ...tc_lang.formats import Format, coo_format, parse_format
 from ..arguments import PLAIN
 from .array_input import to_plain_tensor
 from .sparse_tensor import FormatLike, SparseTensor, to_format
@@ -29,6 +29,7 @@ _COMPRESSED: dict[torch.layout, tuple[str, Callable[[Tensor], Tensor], Callable[
     torch.sparse_bsc: ("bsc", Tensor.ccol_indices, Tensor.row_indices),
 }
 _LAYOUTS = {name: layout for layout, (name, _, _) in _COMPRESSED.items()}
+TORCH_FORMATS, SCIPY_FORMATS = "coo, csr, csc, bsr or bsc", "coo, csr, csc or bsr"
 
 
 @only_tc_errors
@@ -154,6 +155,17 @@ def _check_coordinates(x: Tensor) -> None:
             )  # fmt: skip
 
 
+def has_torch_layout(format: Format) -> bool:
+    """Whether torch has a layout for a format."""
+    is_plain = format.is_dense or str(format).partition("(")[0] in _LAYOUTS
+    return is_plain or any(format == _coo(format, unique) for unique in (True, False))
+
+
+def _coo(format: Format, unique: bool) -> Format:
+    """The format of torch's COO tensors with as many sparse and dense dimensions as a format."""
+    return coo_format(format.depth, format.rank - format.depth, unique=unique)
+
+
 def to_torch(t: SparseTensor) -> Tensor:
     """See `SparseTensor.torch`."""
     format = t.format
@@ -170,12 +182,12 @@ def to_torch(t: SparseTensor) -> Tensor:
         )
     depth = format.depth
     for unique in (True, False):
-        if format == coo_format(depth, format.rank - depth, unique=unique):
+        if format == _coo(format, unique):
             rows = torch.stack([level[1].long() for level in t.levels[:depth] if level is not None])
             return torch.sparse_coo_tensor(rows, t.values, t.shape, is_coalesced=unique, check_invariants=False)
     raise ArgumentError(
         f"torch has no layout for the format '{format}'",
-        expected="coo, csr, csc, bsr or bsc",
+        expected=TORCH_FORMATS,
         suggestion='convert it first: x.to("csr")' if format.rank == 2 else 'convert it first: x.to("coo")',
     )
 
@@ -192,7 +204,8 @@ def is_scipy(x: object) -> bool:
 def from_scipy(x: Any) -> SparseTensor:
     """A SciPy array in its own format, sharing its arrays; DIA, LIL and DOK become CSR.
 
-    Unsorted indices are sorted and repeated ones summed, in a copy. Otherwise the arrays are not checked.
+    Unsorted indices are sorted and repeated ones summed, in a copy. Memory after the elements is left out. Otherwise
+    the arrays are not checked.
     """
     if x.format not in ("csr", "csc", "bsr", "coo"):
         get_logger("sparse").debug("a SciPy array of the format %s becomes csr", x.format)
@@ -212,8 +225,11 @@ def from_scipy(x: Any) -> SparseTensor:
         x.sum_duplicates()
         values = torch.from_numpy(x.data)
     format = parse_format(x.format, tuple(values.shape[1:]), 2)
-    arrays = to_plain_tensor(x.indptr, "indptr"), to_plain_tensor(x.indices, "indices")
-    return SparseTensor(format, x.shape, (None, arrays, *(None for _ in format.blocks)), values)
+    pos, crd = to_plain_tensor(x.indptr, "indptr"), to_plain_tensor(x.indices, "indices")
+    if _can_be_walked(x):
+        count = int(pos[-1])
+        crd, values = crd[:count], values[:count]
+    return SparseTensor(format, x.shape, (None, (pos, crd), *(None for _ in format.blocks)), values)
 
 
 def _can_be_walked(x: Any) -> bool:
@@ -225,6 +241,12 @@ def _can_be_walked(x: Any) -> bool:
 
 def _index_type(rows: Any) -> torch.dtype | None:
     return torch.int64 if rows.dtype == np.int64 else None
+
+
+def has_scipy_format(format: Format) -> bool:
+    """Whether SciPy has an array of a format."""
+    is_compressed = str(format).partition("(")[0] in ("csr", "csc", "bsr")
+    return is_compressed or any(format == coo_format(format.rank, unique=unique) for unique in (True, False))
 
 
 def to_scipy(t: SparseTensor) -> scipy.sparse.sparray:
@@ -252,5 +274,5 @@ def to_scipy(t: SparseTensor) -> scipy.sparse.sparray:
         return found
     raise ArgumentError(
         f"SciPy has no array of the format '{t.format}'",
-        expected="coo, csr, csc or bsr", suggestion='convert it first: x.to("csr")',
+        expected=SCIPY_FORMATS, suggestion='convert it first: x.to("csr")',
     )  # fmt: skip

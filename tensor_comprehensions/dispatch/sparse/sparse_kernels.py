@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,22 @@ from ...core.single_flight import SingleFlightCache
 from ...options import SparseOptions
 from ...runtime.cpu.host import host
 from ...sparse.call_plan import CallPlan
-from ...sparse.sparse_problem import KernelRequest, fixed_sizes
+from ...sparse.sparse_problem import KernelRequest, fixed_sizes, row_extents, wide_results
 from ...tc_lang.binding.match_arguments import TensorType, match_arguments
 from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
 from ...tc_lang.semantics.sparse_rules import is_dense_contraction, pattern_depends_on_values, with_formats
+from ...tc_lang.size_polynomial import Value
 from ...thresholds import COUNTING_THREADS
 from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
 from ..call_steps import CallSignature, check_names
+from .caller_kind import check_results_exist, is_sparse, results_in_caller_kind
 from .fast_call import FastCall
 from .interop import from_scipy, from_torch, is_scipy
 from .sparse_cache import load_or_compile_sparse
 from .sparse_run import INDEX_TYPES, SparseCall, SparseRun, StoredCounts
 from .sparse_tensor import SparseTensor
-from .structure import Structure, check_structure, copy_levels, list_index_arrays, structure_of
+from .structure import Structure, check_structure, list_index_arrays, structure_of
 
 if TYPE_CHECKING:
     from ...compiler import sparse_passes
@@ -48,13 +50,6 @@ else:
 
 LIMIT = 64
 """Maximum number of kernels of one def in memory."""
-
-
-def is_sparse(value: object) -> bool:
-    """Whether an argument is a sparse tensor of any kind."""
-    if isinstance(value, Tensor):
-        return value.layout is not torch.strided
-    return isinstance(value, SparseTensor) or is_scipy(value)
 
 
 class SparseKernels:
@@ -76,6 +71,7 @@ class SparseKernels:
         self.function = with_formats(call_signature.function, formats or {})
         self._functions: SingleFlightCache[Hashable, Function] = SingleFlightCache(LIMIT)
         self._kernels: SingleFlightCache[Hashable, CompiledSparseKernel] = SingleFlightCache(LIMIT)
+        self._row_extents: SingleFlightCache[Hashable, tuple[tuple[str, Value], ...]] = SingleFlightCache(LIMIT)
         self._gpu: SparseGpuKernels | None = None
 
     def run(
@@ -186,6 +182,7 @@ class SparseKernels:
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
         """The result of a call by the reference evaluator. Raises ArgumentError as `accept` does."""
         call = self.accept(sparse_kernel.without_gradients(values), initial)
+        check_results_exist(self.function, values)
         return results_in_caller_kind(
             sparse_kernel.evaluate(self.function_for_call(call), call, self.sizes(call)), values
         )
@@ -342,9 +339,10 @@ class SparseKernels:
         types = tuple((n, INDEX_TYPES[t.index_dtype]) for n, t in call.sparse.items())
         fixed = fixed_sizes(function, {n: v for n, v in sizes.items() if n not in function.scalars})
         formats = _formats_of(function)
+        extents = self._row_extents.get(formats, lambda: row_extents(function))
 
-        def make(parallel: bool, refills: bool) -> CompiledSparseKernel:
-            request = KernelRequest(function, types, fixed, parallel, refills, options)
+        def make(parallel: bool, refills: bool, wide: tuple[str, ...]) -> CompiledSparseKernel:
+            request = KernelRequest(function, types, fixed, parallel, refills, options, wide)
             try:
                 return load_or_compile_sparse(request, host(), lambda: compile_now(request))
             except CannotLower as refusal:
@@ -354,17 +352,19 @@ class SparseKernels:
             """The kernel for a request, or a simpler one that is as fast, which is then cached under both keys."""
             problem = shared_sparsity.make_cpu_problem(request)
             if request.refills and not lower.gains_from_refilling(problem):
-                return kernel(request.parallel, False)
+                return kernel(request.parallel, False, request.wide)
             if request.parallel and not lower.gains_from_counting(problem):
-                return kernel(False, request.refills)
+                return kernel(False, request.refills, request.wide)
+            if request.wide and not lower.needs_row_workspaces(problem):
+                return kernel(request.parallel, request.refills, ())
             return sparse_passes.compile_sparse(request, host())
 
-        def kernel(parallel: bool, refills: bool) -> CompiledSparseKernel:
-            key = (formats, types, fixed, parallel, refills, options)
-            return self._kernels.get(key, lambda: make(parallel, refills))
+        def kernel(parallel: bool, refills: bool, wide: tuple[str, ...]) -> CompiledSparseKernel:
+            key = (formats, types, fixed, parallel, refills, options, wide)
+            return self._kernels.get(key, lambda: make(parallel, refills, wide))
 
         count_first = {"always": True, "never": False, "auto": torch.get_num_threads() >= COUNTING_THREADS}
-        return kernel(count_first[options.count_first], refills)
+        return kernel(count_first[options.count_first], refills, wide_results(extents, sizes, options))
 
 
 def _formats_of(function: Function) -> Hashable:
@@ -430,38 +430,3 @@ def _make_contiguous(expected: ParameterSpec, value: object, device: torch.devic
         _plain_tensor(expected, value.detach(), device)
         return value.resolve_neg().contiguous()
     return _plain_tensor(expected, value, device).contiguous()
-
-
-# --- results -----------------------------------------------------------------------------------------------------
-
-
-def results_in_caller_kind(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
-    """The results, one directly and several as a tuple, in the caller's kind of sparse tensor.
-
-    That is torch's if all sparse operands are torch's, SciPy's if they are SciPy's and no operand is a torch tensor,
-    else `SparseTensor`.
-    """
-    kinds = [v for v in values if is_sparse(v)]
-    found: list[Any] = list(results.values())
-    if any(map(is_scipy, kinds)):
-        found = list(_with_own_indices(found, kinds))
-    if kinds and all(isinstance(v, Tensor) for v in kinds):
-        found = [r.torch() if isinstance(r, SparseTensor) else r for r in found]
-    elif kinds and all(map(is_scipy, kinds)) and not any(isinstance(v, Tensor) for v in values):
-        found = [r.scipy() if isinstance(r, SparseTensor) else r.numpy() for r in found]
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-def _with_own_indices(
-    results: Sequence[Tensor | SparseTensor], operands: Sequence[Any]
-) -> Iterator[Tensor | SparseTensor]:
-    """Results that share no indices with SciPy's arrays or with each other: SciPy changes indices in place."""
-    compressed = [x for x in operands if is_scipy(x) and x.format in ("csr", "csc", "bsr")]
-    taken = {a.__array_interface__["data"][0] for x in compressed for a in (x.indptr, x.indices)}
-    for r in results:
-        if not isinstance(r, SparseTensor):
-            yield r
-            continue
-        arrays = {x.data_ptr() for x in list_index_arrays(r.levels)}
-        yield SparseTensor.from_known(r.format, r.shape, copy_levels(r.levels), r.values) if arrays & taken else r
-        taken |= arrays
