@@ -89,6 +89,9 @@ class DefBuilder:
         for place, (x, order) in enumerate(outputs):
             if names[place] == x.tensor and not self._reorder_dims(x.tensor, permute_loops(x, order)):
                 names[place] = self._copy_output(x, order)
+        for name, (x, _) in zip(names, outputs, strict=True):
+            if name != x.tensor:
+                self._join_sum(x.tensor, name)
         self._returns += names
 
     def _copy_output(self, x: Value, order: Sequence[int]) -> str:
@@ -97,6 +100,25 @@ class DefBuilder:
         names = _make_index_names(x)
         text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
         return self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
+
+    def _join_sum(self, tensor: str, copy: str) -> None:
+        """Place the statement that makes `copy` behind the sum `tensor`, with the same order of dimensions.
+
+        If nothing else reads the sum, a kernel can then store rounded sums at once, and never stores exact ones.
+        """
+        places = {s.tensor: k for k, s in enumerate(self._statements)}
+        if tensor not in places or sum(s.count(tensor) for s in self._statements) != 2:
+            return
+        made, copied = self._statements[places[tensor]], self._statements[places[copy]]
+        read = re.search(rf"\b{tensor}\(([^()]*)\)", copied.rest)
+        subscripts = read.group(1).split(", ") if read else []
+        if not read or not made.rest.startswith("+=!") or sorted(subscripts) != sorted(copied.subscripts):
+            return
+        order = [subscripts.index(name) for name in copied.subscripts]
+        rest = copied.rest.replace(read.group(), _format_access(tensor, copied.subscripts))
+        self._statements[places[tensor]] = replace(made, subscripts=tuple(made.subscripts[k] for k in order))
+        del self._statements[places[copy]]
+        self._statements.insert(places[tensor] + 1, replace(copied, rest=rest))
 
     def _reorder_dims(self, tensor: str, order: Sequence[int]) -> bool:
         """Give `tensor` its dimensions in `order`; False if it is accessed again after the statement that makes it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ...core.errors import ArgumentError, CannotLower
 from ...loop_ir import build
@@ -26,15 +27,22 @@ def cluster_op(
     node: ScopStatement,
     cluster: MatchedContraction,
     buffers: Mapping[str, Buffer | BufferView[int]],
+    group: FusionGroup,
     tiles: Sequence[TileRange],
     target: CpuTarget,
 ) -> StructuredOp:
-    """The structured op of `cluster` on the part of its domain that lies in `tiles`."""
+    """The structured op of `cluster` on the part of its domain that lies in `tiles`.
+
+    If `node` sums over the serial row of `group`, the op adds to what earlier tiles have summed.
+    """
     parts: dict[str, tuple[ir.Expr, int]] = {}
     for tile in tiles:
         index, shift = tile.row.index_and_shift(node)
         parts[index] = (build.sub(tile.start, shift), min(tile.size, tile.row.extent))
-    return pack_bf16_pairs(cluster.op(node.name, buffers, parts), target)
+    if not group.adds_up(node):
+        return pack_bf16_pairs(cluster.op(node.name, buffers, parts), target)
+    op = cluster.without_epilogue().op(node.name, buffers, parts)
+    return pack_bf16_pairs(replace(op, initial=op.output), target)
 
 
 def cluster_plan(
