@@ -203,3 +203,23 @@ def test_sums_over_rows_get_their_epilogue_after_the_last_tile(finish: str) -> N
     kernel = op.compile(x, y, bias)
     assert ("total.sums" in kernel.source("loops")) != needs_tiles
     assert needs_tiles or (kernel.resources["kernels"], kernel.resources["temporary_bytes"]) == (1, 0)
+
+
+def test_sums_over_many_rows_round_less_than_one_long_sum() -> None:
+    """Tiles continued the sum of earlier ones: gradients of attention had 1.3 times the error of torch's."""
+    text = """def f(float(B,Q,D) x, float(B,K,D) y) -> (o, total) {
+        s(b,q,k) +=! x(b,q,d) * y(b,k,d)
+        w(b,q,k) = s(b,q,k) * s(b,q,k)
+        o(b,q,d) +=! w(b,q,k) * y(b,k,d)
+        total(b,k,d) +=! w(b,q,k) * x(b,q,d)
+    }"""
+    x, y = torch.randint(1, 4, (4, 2048, 16)) / 3, torch.randint(1, 4, (4, 24, 16)).float()
+    op = tc.define(text).f
+    assert "one after another" in op.compile(x, y).source("schedule")
+    w = (x @ y.transpose(1, 2)).square()
+    exact = w.double().transpose(1, 2) @ x.double()
+    long_sum = torch.zeros(4, 24, 16)
+    for row in range(x.shape[1]):
+        long_sum += w[:, row, :, None] * x[:, row, None]
+    found = op(x, y)[1]
+    assert (found - exact).square().mean() < (long_sum - exact).square().mean() / 8

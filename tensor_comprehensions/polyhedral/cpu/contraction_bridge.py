@@ -15,7 +15,7 @@ from ...structured.language.schedule_types import schedule_for
 from ...structured.language.select_schedule import make_contraction_plan
 from ...structured.match.bf16_pairs import pack_bf16_pairs
 from ...structured.match.match_contraction import MatchedContraction
-from ...structured.op import StructuredOp
+from ...structured.op import StructuredOp, accumulator_var
 from ...structured.plan import Plan
 from ...target import CpuTarget
 from ..schedule.fusion import FusionGroup
@@ -33,7 +33,8 @@ def cluster_op(
 ) -> StructuredOp:
     """The structured op of `cluster` on the part of its domain that lies in `tiles`.
 
-    If `node` sums over the serial row of `group`, the op adds to what earlier tiles have summed.
+    If `node` sums over the serial row of `group`, the op adds its sum to that of earlier tiles. Sums of sums round less
+    than a single long sum.
     """
     parts: dict[str, tuple[ir.Expr, int]] = {}
     for tile in tiles:
@@ -42,7 +43,8 @@ def cluster_op(
     if not group.adds_up(node):
         return pack_bf16_pairs(cluster.op(node.name, buffers, parts), target)
     op = cluster.without_epilogue().op(node.name, buffers, parts)
-    return pack_bf16_pairs(replace(op, initial=op.output), target)
+    total = build.add(op.output, accumulator_var(op.dtype))
+    return pack_bf16_pairs(replace(op, epilogue=total), target)
 
 
 def cluster_plan(
