@@ -15,6 +15,7 @@ NAME = "region"
 
 
 NAME_IN_TEXT = re.compile(r"[A-Za-z_]\w*")
+SELECTED_CONSTANTS = re.compile(r"\(!?\w+(\([^()]*\))? \? (\(-?\w+\)|-?[\w.]+) : (\(-?\w+\)|-?[\w.]+)\)")
 DEEPEST = 40
 """The maximum nesting of parentheses in a statement; deeper values become tensors. The language takes 150 levels."""
 
@@ -99,7 +100,10 @@ class DefBuilder:
         x = permute_value(x, order)
         names = _make_index_names(x)
         text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
-        return self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
+        copy = self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
+        if not {s.tensor for s in self._statements} & {*NAME_IN_TEXT.findall(text)}:
+            self._statements.insert(0, self._statements.pop())  # not between statements that may share a kernel
+        return copy
 
     def _join_sum(self, tensor: str, copy: str) -> None:
         """Place the statement that makes `copy` behind the sum `tensor`, with the same order of dimensions.
@@ -200,6 +204,11 @@ class DefBuilder:
         where = f" where {', '.join(ranges)}" if ranges else ""
         self._statements.append(_Statement(tensor, tuple(names), f"{operator} {text}{where}"))
         return Value(like.groups, lambda i: _format_access(tensor, i), like.dtype, access=True, tensor=tensor)
+
+
+def selects_constants(x: Value) -> bool:
+    """Whether each element of `x` is one of two constants that one element of a tensor selects."""
+    return SELECTED_CONSTANTS.fullmatch(x.at(_make_index_names(x))) is not None
 
 
 def _without_repeats(
