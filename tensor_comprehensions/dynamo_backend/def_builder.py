@@ -15,6 +15,7 @@ NAME = "region"
 
 
 NAME_IN_TEXT = re.compile(r"[A-Za-z_]\w*")
+SELECTED_CONSTANTS = re.compile(r"\(!?\w+(\([^()]*\))? \? (\(-?\w+\)|-?[\w.]+) : (\(-?\w+\)|-?[\w.]+)\)")
 DEEPEST = 40
 """The maximum nesting of parentheses in a statement; deeper values become tensors. The language takes 150 levels."""
 
@@ -89,6 +90,9 @@ class DefBuilder:
         for place, (x, order) in enumerate(outputs):
             if names[place] == x.tensor and not self._reorder_dims(x.tensor, permute_loops(x, order)):
                 names[place] = self._copy_output(x, order)
+        for name, (x, _) in zip(names, outputs, strict=True):
+            if name != x.tensor:
+                self._join_sum(x.tensor, name)
         self._returns += names
 
     def _copy_output(self, x: Value, order: Sequence[int]) -> str:
@@ -96,7 +100,29 @@ class DefBuilder:
         x = permute_value(x, order)
         names = _make_index_names(x)
         text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
-        return self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
+        copy = self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
+        if not {s.tensor for s in self._statements} & {*NAME_IN_TEXT.findall(text)}:
+            self._statements.insert(0, self._statements.pop())  # not between statements that may share a kernel
+        return copy
+
+    def _join_sum(self, tensor: str, copy: str) -> None:
+        """Place the statement that makes `copy` behind the sum `tensor`, with the same order of dimensions.
+
+        If nothing else reads the sum, a kernel can then store rounded sums at once, and never stores exact ones.
+        """
+        places = {s.tensor: k for k, s in enumerate(self._statements)}
+        if tensor not in places or sum(s.count(tensor) for s in self._statements) != 2:
+            return
+        made, copied = self._statements[places[tensor]], self._statements[places[copy]]
+        read = re.search(rf"\b{tensor}\(([^()]*)\)", copied.rest)
+        subscripts = read.group(1).split(", ") if read else []
+        if not read or not made.rest.startswith("+=!") or sorted(subscripts) != sorted(copied.subscripts):
+            return
+        order = [subscripts.index(name) for name in copied.subscripts]
+        rest = copied.rest.replace(read.group(), _format_access(tensor, copied.subscripts))
+        self._statements[places[tensor]] = replace(made, subscripts=tuple(made.subscripts[k] for k in order))
+        del self._statements[places[copy]]
+        self._statements.insert(places[tensor] + 1, replace(copied, rest=rest))
 
     def _reorder_dims(self, tensor: str, order: Sequence[int]) -> bool:
         """Give `tensor` its dimensions in `order`; False if it is accessed again after the statement that makes it."""
@@ -178,6 +204,11 @@ class DefBuilder:
         where = f" where {', '.join(ranges)}" if ranges else ""
         self._statements.append(_Statement(tensor, tuple(names), f"{operator} {text}{where}"))
         return Value(like.groups, lambda i: _format_access(tensor, i), like.dtype, access=True, tensor=tensor)
+
+
+def selects_constants(x: Value) -> bool:
+    """Whether each element of `x` is one of two constants that one element of a tensor selects."""
+    return SELECTED_CONSTANTS.fullmatch(x.at(_make_index_names(x))) is not None
 
 
 def _without_repeats(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import fx
 from ..dispatch.arguments import TYPES
 from .convolution import padded_weights
 from .decompositions import SPLIT, find_decomposition, used_results
-from .def_builder import DefBuilder
+from .def_builder import DefBuilder, selects_constants
 from .graph_nodes import (
     is_compute,
     is_expressible,
@@ -23,6 +23,7 @@ from .graph_nodes import (
 )
 from .index_views import Value
 from .literals import Unsupported
+from .matmul import ATTENTION
 from .op_table import MULTI_OUTPUT_OPS, NAN_PASSING, TABLE, TranslationContext, cast_to_result, split_part
 from .partition import FusedRegion
 
@@ -130,9 +131,15 @@ class _Writer:
     def _define(self, node: fx.Node, value: Value) -> None:
         after = users_through_views(node)
         shared = len(after) > 1 or any(user not in self.inside for user in after)
+        if shared and selects_constants(value):
+            shared = not self._is_only_attention_mask(after)
         if not (value.access or value.constant) and (shared or self.body.is_deep(value)):
             value = self.body.materialize(value)
         self.values[node] = value
+
+    def _is_only_attention_mask(self, users: Iterable[fx.Node]) -> bool:
+        """Whether, in the region, only attention uses a value, which then need not be in memory for it."""
+        return all(user.target in ATTENTION for user in users if user in self.inside)
 
     def _write_parts(self, node: fx.Node) -> None:
         first = next(x for x in node.meta["val"] if x is not None)

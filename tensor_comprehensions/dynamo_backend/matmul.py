@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from ..core.dtypes import BOOL, INT64
+from .def_builder import selects_constants
 from .index_views import Value, align_values, broadcast_value, of_shape, reshape_value
 from .literals import Unsupported, compute_dtype, format_literal
 from .op_table import (
@@ -294,6 +295,8 @@ def _make_attention_scores(
     inner = _replace_context_shape(c, (*q.shape[:3], k.shape[2]))
     scores = einsum_value(inner, "bhie,bhje->bhij", q, k)
     scaled = pointwise(inner, "({0} * {1})", to_values(inner, scores, _choose_attention_scale(q, scale)))
+    if isinstance(mask, Value) and selects_constants(mask):
+        mask = broadcast_value(mask, inner.shape)  # selecting again costs less than memory
     return scaled if mask is None else pointwise(inner, "({0} + {1})", to_values(inner, scaled, mask))
 
 
@@ -316,6 +319,7 @@ def _replace_context_shape(c: TranslationContext, shape: Sequence[int]) -> Trans
     return replace(c, shape=tuple(shape))
 
 
+ATTENTION = frozenset((FLASH, FLASH_BACKWARD))
 MULTI_OUTPUT_OPS[FLASH] = attention
 MULTI_OUTPUT_OPS[FLASH_BACKWARD] = attention_backward
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ...core.errors import ArgumentError, CannotLower
 from ...loop_ir import build
@@ -14,7 +15,7 @@ from ...structured.language.schedule_types import schedule_for
 from ...structured.language.select_schedule import make_contraction_plan
 from ...structured.match.bf16_pairs import pack_bf16_pairs
 from ...structured.match.match_contraction import MatchedContraction
-from ...structured.op import StructuredOp
+from ...structured.op import StructuredOp, accumulator_var
 from ...structured.plan import Plan
 from ...target import CpuTarget
 from ..schedule.fusion import FusionGroup
@@ -26,15 +27,24 @@ def cluster_op(
     node: ScopStatement,
     cluster: MatchedContraction,
     buffers: Mapping[str, Buffer | BufferView[int]],
+    group: FusionGroup,
     tiles: Sequence[TileRange],
     target: CpuTarget,
 ) -> StructuredOp:
-    """The structured op of `cluster` on the part of its domain that lies in `tiles`."""
+    """The structured op of `cluster` on the part of its domain that lies in `tiles`.
+
+    If `node` sums over the serial row of `group`, the op adds its sum to that of earlier tiles. Sums of sums round less
+    than a single long sum.
+    """
     parts: dict[str, tuple[ir.Expr, int]] = {}
     for tile in tiles:
         index, shift = tile.row.index_and_shift(node)
         parts[index] = (build.sub(tile.start, shift), min(tile.size, tile.row.extent))
-    return pack_bf16_pairs(cluster.op(node.name, buffers, parts), target)
+    if not group.adds_up(node):
+        return pack_bf16_pairs(cluster.op(node.name, buffers, parts), target)
+    op = cluster.without_epilogue().op(node.name, buffers, parts)
+    total = build.add(op.output, accumulator_var(op.dtype))
+    return pack_bf16_pairs(replace(op, epilogue=total), target)
 
 
 def cluster_plan(

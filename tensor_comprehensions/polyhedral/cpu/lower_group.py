@@ -11,15 +11,20 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView
 from ...loop_ir.nodes import Buffer, LoopKind
 from ...loop_ir.origins import with_origin
+from ...lower_expr import LoweringScope, lower_access, lower_expr
 from ...options import CpuOptions
 from ...structured.language.plan_to_schedule import plan_to_schedule
 from ...structured.language.primitives import Schedule
 from ...structured.match.drop_unit_dims import drop_unit_dims
+from ...structured.match.match_contraction import MatchedContraction
 from ...structured.memory_bound.nest_plan import memory_bound_schedule
+from ...structured.op import ACCUMULATOR
 from ...target import CpuTarget
+from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, Tensor
 from ..schedule.access_cost import is_fully_parallel, total_op_count, transposed_read_dim, vector_dim
 from ..schedule.contraction_chain import with_chain_layouts
+from ..schedule.fusion import FusionGroup
 from ..schedule.legality import ScheduledGroup
 from ..schedule.storage import (
     BufferExtent,
@@ -51,6 +56,7 @@ def lower_group(
     tiles, counts = tiles_of(group, scheduled.sizes)
 
     sums = _stage_sums(function, scheduled, tiles)
+    local = [t for t in local if t.name not in sums]
     within: dict[str, Buffer | BufferView[int]] = {**buffers, **sums}
 
     def body(tiles: tuple[TileRange, ...]) -> ir.Stmt:
@@ -69,7 +75,9 @@ def lower_group(
         start = _initialize_sums(function, scheduled, tiles, within, options, target)
         inside = tile_loops([tiles[group.serial]], [counts[group.serial]], inside, 0, options, "serial_tile")
         finish = [
-            _copy_sums(function.tensor(name), view, scheduled, tiles, buffers, target) for name, view in sums.items()
+            _copy_sums(function, cluster, sums[name], scheduled, tiles, buffers, target)
+            for name, cluster in _list_sums(group)
+            if name in sums
         ]
         inside = build.allocate([view.buffer for view in sums.values()], build.block(*start, inside, *finish))
         order = tuple(k for k in order if k != group.serial)
@@ -91,22 +99,27 @@ def _initialize_sums(
     return [with_origin(emitter.initialize_sums(leaf), statements_of(leaf.nodes), INITIAL_VALUES) for leaf in sums]
 
 
+def _list_sums(group: FusionGroup) -> list[tuple[str, MatchedContraction]]:
+    """The contractions that sum over the serial row, with the tensors that hold their sums."""
+    clusters = (n.cluster for n in group.nodes if group.adds_up(n))
+    return [(c.without_epilogue().output.tensor, c) for c in clusters if c is not None]
+
+
 def _stage_sums(
     function: BoundFunction, scheduled: ScheduledGroup, tiles: Sequence[TileRange]
 ) -> dict[str, BufferView[int]]:
-    """Private buffers for sums over the serial row whose rows lie apart in memory.
+    """Private buffers for sums over the serial row that have an epilogue, or whose rows lie apart in memory.
 
     Every tile reads and writes all of such a sum, and rows that are a large power of two apart share few sets of a
-    cache. They are copied out after the last tile.
+    cache. After the last tile, the sums are copied out, and an epilogue is applied.
     """
     group, found = scheduled.group, dict[str, BufferView[int]]()
-    for node in filter(group.adds_up, group.nodes):
-        for write in node.writes:
-            tensor = function.tensor(write.tensor)
-            extents = temporary_footprint(tensor, group, scheduled.sizes)
-            if all(s.initialize for s in node.statements) and not _is_dense(tensor, extents):
-                own = replace(tensor, name=internal_name(tensor.name, "sums"))
-                found[tensor.name] = localized_buffer(own, extents, tiles)
+    for name, cluster in _list_sums(group):
+        tensor = function.tensor(name)
+        extents = temporary_footprint(tensor, group, scheduled.sizes)
+        if cluster.epilogue is not None or not _is_dense(tensor, extents):
+            own = replace(tensor, name=internal_name(name, "sums"), dtype=cluster.left.dtype)
+            found[name] = localized_buffer(own, extents, tiles)
     return found
 
 
@@ -121,21 +134,27 @@ def _is_dense(tensor: Tensor, extents: Sequence[BufferExtent]) -> bool:
 
 
 def _copy_sums(
-    tensor: Tensor,
+    function: BoundFunction,
+    cluster: MatchedContraction,
     view: BufferView[int],
     scheduled: ScheduledGroup,
     tiles: Sequence[TileRange],
     buffers: Mapping[str, Buffer],
     target: CpuTarget,
 ) -> ir.Stmt:
-    """The loops that copy the part of `tensor` in `view` to its place."""
-    extents = temporary_footprint(tensor, scheduled.group, scheduled.sizes)
-    inner = [build.var(internal_name(tensor.name, d.axis)) for d in view.digits]
+    """The loops that apply the epilogue of `cluster` to its sums in `view`, and store the results in their place."""
+    sums = cluster.without_epilogue().output
+    extents = temporary_footprint(function.tensor(sums.tensor), scheduled.group, scheduled.sizes)
+    inner = [build.var(internal_name(sums.tensor, d.axis)) for d in view.digits]
     point = {d.axis: build.add(view.first[d.axis], i) for d, i in zip(view.digits, inner, strict=True)}
     for d, e in enumerate(extents):
         point.setdefault(d, build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset))
-    place = tuple(point[d] for d in range(len(extents)))
-    nest: ir.Stmt = ir.Store(buffers[tensor.name], place, ir.Load(view.buffer, tuple(inner)))
+    total: ir.Expr = ir.Load(view.buffer, tuple(inner))
+    values = {e.name: point[d] for d, e in enumerate(sums.subscripts) if isinstance(e, tc.Index)}
+    scope = LoweringScope({**values, ACCUMULATOR: total}, buffers)
+    value = total if cluster.epilogue is None else lower_expr(cluster.epilogue, scope)
+    buffer, place = lower_access(cluster.output.tensor, cluster.output.subscripts, scope)
+    nest: ir.Stmt = ir.Store(buffer, place, build.cast(value, buffer.type.dtype))
     factors = [(1, 1)] * (len(inner) - 1) + [(target.lanes(32), 1)]
     for digit, index, factor in reversed(list(zip(view.digits, inner, factors, strict=True))):
         kind = LoopKind.VECTOR if index is inner[-1] else LoopKind.SERIAL
@@ -163,10 +182,10 @@ def contraction_schedule(
         return None if op is None or found is None else memory_bound_schedule(with_prefixed_names(found, node), op)
     views: dict[str, Buffer | BufferView[int]] = {
         **buffers,
-        **_stage_sums(function, scheduled, tiles),
         **_allocate_local_buffers(local, scheduled, tiles),
+        **_stage_sums(function, scheduled, tiles),
     }
-    op = cluster_op(node, node.cluster, views, tiles, target)
+    op = cluster_op(node, node.cluster, views, scheduled.group, tiles, target)
     plan = cluster_plan(node, node.cluster, op, scheduled.group, tiles, options, target)
     return plan_to_schedule(plan, drop_unit_dims(op))
 

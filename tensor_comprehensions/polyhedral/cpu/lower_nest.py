@@ -146,15 +146,14 @@ class NestLowering:
 
     def _contraction(self, node: ScopStatement, cluster: MatchedContraction) -> ir.Stmt:
         """The micro-kernel code of a contraction on the part of its domain that lies in the tiles."""
-        op = cluster_op(node, cluster, self.buffers, self.tiles, self.target)
-        if self.group.adds_up(node):
-            op = replace(op, initial=op.output)
+        op = cluster_op(node, cluster, self.buffers, self.group, self.tiles, self.target)
         plan = cluster_plan(node, cluster, op, self.group, self.tiles, self.options, self.target)
         return contraction.lower_contraction(op, self.target, plan=plan, parallel=False)
 
     def initialize_sums(self, leaf: LoopNest) -> ir.Stmt:
         """The loops that initialize the sums of a leaf at all points."""
-        (node,) = leaf.nodes
+        node = replace(leaf.nodes[0], statements=leaf.nodes[0].statements[:1])  # without an epilogue
+        leaf = replace(leaf, nodes=(node,))
         dims = [d for d in leaf.dims if d.kind is DimKind.PARALLEL]
         lanes = min(dims, key=lambda d: access_stride(self.function, node.writes[0], d.index(node)) or 1 << 40)
         body = build.block(*self._initializations(leaf))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
-from ...tc_lang.ir import BoundFunction, Role
+from ...tc_lang.ir import BoundFunction, Role, walk_expr
 from ...thresholds import SERIAL_CHAIN_BATCHES
 from ..scop.scop import Scop, ScopStatement, check_reads
 from .contraction_chain import chain_tiles, tiled_row
@@ -81,18 +81,23 @@ def _rows_of_reads(first: FusionGroup, node: ScopStatement, row: tuple[str, int]
 def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
     """`group` extended by `node`, a product that sums over the tiled row; None if that is not possible."""
     serial, cluster = tiled_row(group), node.cluster
-    if serial is None or cluster is None or len(node.statements) > 1 or node.elements:
+    if serial is None or cluster is None or cluster.update > 0 or node.elements or cluster.initial:
         return None
     result = function.tensor(cluster.output.tensor)
-    if cluster.initial or cluster.epilogue or result.dtype != cluster.left.dtype:
+    if cluster.epilogue is None and result.dtype != cluster.left.dtype:
         return None
+    written = {w.tensor for n in group.nodes for w in n.writes}
+    finish = () if cluster.epilogue is None else walk_expr(cluster.epilogue)
+    if any(isinstance(e, tc.Access) and e.tensor in written for e in finish):
+        return None  # the epilogue runs after the last tile
     indices = _rows_read(group, node)
-    if indices is None or any(group.adds_up(n) and set(n.tensors) & {result.name} for n in group.nodes):
+    own = {w.tensor for w in node.writes}
+    if indices is None or any(group.adds_up(n) and own & set(n.tensors) for n in group.nodes):
         return None
     rows: list[BandMember] = []
     for k, (row, name) in enumerate(zip(group.rows, indices, strict=True)):
-        own = node.reduction_indices if k == serial else node.free
-        if not any(i.name == name and (i.lower, i.upper) == (row.lower, row.upper) for i in own):
+        candidates = node.reduction_indices if k == serial else node.free
+        if not any(i.name == name and (i.lower, i.upper) == (row.lower, row.upper) for i in candidates):
             return None
         rows.append(BandMember((*row.places, (node.name, (name, 0))), row.lower, row.upper))
     joined = FusionGroup((*group.nodes, node), tuple(rows), serial)

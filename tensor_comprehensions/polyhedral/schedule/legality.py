@@ -6,7 +6,7 @@ Dependences must be lexicographically increasing in time, and must not cross ite
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import islpy as isl
@@ -35,7 +35,7 @@ class ScheduledGroup:
 def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
     """Raise InternalError, with a violated dependence, unless `schedule` is legal."""
     sums = {n.name for g in schedule for n in g.group.nodes if g.group.adds_up(n)}
-    nodes = tuple(_include_reductions(replace(n, cluster=None) if n.name in sums else n) for n in scop.nodes)
+    nodes = tuple(part for n in scop.nodes for part in (_split_sum(n) if n.name in sums else (_include_reductions(n),)))
     dependences = ordered = (scop if nodes == scop.nodes else Scop(scop.function, nodes)).dependences
     if dependences.is_empty():
         return
@@ -57,6 +57,17 @@ def _include_reductions(node: ScopStatement) -> ScopStatement:
         return node
     (s,) = node.statements
     return replace(node, statements=(replace(s, num_free=len(s.indices)),))
+
+
+def _split_sum(node: ScopStatement) -> tuple[ScopStatement, ...]:
+    """A sum over a serial row, and what is computed from it after the last tile."""
+    update, *finish = node.statements
+    summed = _include_reductions(replace(node, cluster=None, statements=(update,)))
+    return (summed, ScopStatement(_finish_name(node), tuple(finish))) if finish else (summed,)
+
+
+def _finish_name(node: ScopStatement) -> str:
+    return f"{node.name}_finish"
 
 
 def _check_dependence_subset(actual: isl.UnionMap, allowed: isl.UnionMap, problem: str) -> None:
@@ -82,6 +93,9 @@ def _schedule_to_time_map(nodes: Sequence[ScopStatement], schedule: Sequence[Sch
                     str(k),
                 ]
                 pieces.append(_print_schedule_piece(node, time + ["0"] * (depth - len(time))))
+        for node, finish in _finished_sums(nodes, scheduled):
+            time = [str(g), *_make_tile_exprs(scheduled, node, after_serial_row=True)]
+            pieces.append(_print_schedule_piece(finish, time + ["0"] * (depth - len(time))))
     return union_map("{ " + "; ".join(pieces) + " }")
 
 
@@ -90,7 +104,9 @@ def _parallel_maps(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledG
     maps = []
     for g in schedule:
         inside = [(leaf, node) for leaf in g.leaves for node in _nodes_of_leaf(nodes, leaf)]
-        maps.append("; ".join(_print_schedule_piece(node, _shared_tiles(g, node)) for _, node in inside))
+        pieces = [_print_schedule_piece(node, _shared_tiles(g, node)) for _, node in inside]
+        pieces += (_print_schedule_piece(last, _shared_tiles(g, node)) for node, last in _finished_sums(nodes, g))
+        maps.append("; ".join(pieces))
         for leaf in g.leaves:
             parallel = [k for k, d in enumerate(leaf.dims) if d.kind is DimKind.PARALLEL]
             pieces = []
@@ -106,9 +122,23 @@ def _nodes_of_leaf(nodes: Sequence[ScopStatement], leaf: LoopNest) -> list[ScopS
     return [by_name[n.name] for n in leaf.nodes]
 
 
-def _make_tile_exprs(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
+def _finished_sums(
+    nodes: Sequence[ScopStatement], scheduled: ScheduledGroup
+) -> Iterator[tuple[ScopStatement, ScopStatement]]:
+    """The sums over the serial row with what is computed from them after the last tile."""
+    by_name = {n.name: n for n in nodes}
+    for node in filter(scheduled.group.adds_up, scheduled.group.nodes):
+        if _finish_name(node) in by_name:
+            yield node, by_name[_finish_name(node)]
+
+
+def _make_tile_exprs(scheduled: ScheduledGroup, node: ScopStatement, *, after_serial_row: bool = False) -> list[str]:
+    """The tile of each row; after_serial_row: with the number of tiles for the serial row."""
     texts = []
-    for row, size in zip(scheduled.group.rows, scheduled.sizes, strict=True):
+    for k, (row, size) in enumerate(zip(scheduled.group.rows, scheduled.sizes, strict=True)):
+        if after_serial_row and k == scheduled.group.serial:
+            texts.append(str(-(-row.extent // size)))
+            continue
         index, shift = row.index_and_shift(node)
         texts.append(f"floor(({isl_name(index)} + {shift - row.lower})/{size})")
     return texts

@@ -53,6 +53,12 @@ class MatchedContraction:
     def reduction_indices(self) -> tuple[BoundIndex, ...]:
         return self.statements[self.update].reduction_indices
 
+    def without_epilogue(self) -> MatchedContraction:
+        """The sum alone, of the accumulator's type, as an element of the tensor that the contraction updates."""
+        update = self.statements[self.update]
+        sums = tc.Access(update.target, update.subscripts, self.left.dtype)
+        return replace(self, statements=self.statements[: self.update + 1], output=sums, epilogue=None)
+
     def op(
         self,
         name: str,
