@@ -121,26 +121,33 @@ class RowProgram:
     uses: UseTable = field(default_factory=UseTable)
 
 
-def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
+def join_row_blocks(program: RowProgram, stages: Sequence[Stage], short: RowBlock | None = None) -> Module:
     """The module for any number of rows. `bind_variables` has to bind the variables of rows and strides.
+
+    Args:
+        short: a block that computes all stages, and runs instead of them if it is not shorter than the rows.
 
     Raises:
         CannotLower: checks cannot run before all computation, or differ between blocks.
     """
-    stages = _use_same_windows(stages, program.uses)
-    modules = [m for stage in stages for m in modules_of(stage)]
+    *stages, alone = _use_same_windows([*stages, () if short is None else (short,)], program.uses)
+    modules = [m for stage in (*stages, alone) for m in modules_of(stage)]
     arguments = tuple(_common_form(b, modules) for b in program.arguments)
     shared = tuple(replace(_common_form(b, modules), space=Space.SCRATCH) for b in program.shared)
     sources = {b.name: b for b in (*arguments, *shared)}
     views = {b.name for m in modules for b in m.arguments if _is_reshaped(b, sources.get(b.name))}
     joiner = _Joiner(sources, program, frozenset(views))
     numbered, sites = _number_sites(stages)
+    if short is not None and sites:
+        raise CannotLower("checks run before all stages")
     kernels = []
     for name, parts in _split_into_phases(numbered):
         body = build.block(*map(joiner.run_stage, parts))
         used = program.uses.find(body).buffers
         for b in (b for b in shared if b.name in used):
             body = joiner.allocate(b, body)
+        if isinstance(alone, tuple) and alone:
+            body = joiner.run_short(alone[0], body)
         kernels.append(Kernel(internal_name(program.name, name), body))
     written = {name for m in modules for name in m.written}
     return Module(
@@ -360,6 +367,11 @@ class _Joiner:
             module, kernels = part
             return self.body(RowBlock(0, module, 0), kernels, build.const(0))
         return self.loops_over_blocks(part)
+
+    def run_short(self, block: RowBlock, otherwise: Stmt) -> Stmt:
+        """The body of a block that may be shorter if there are no more rows, else `otherwise`."""
+        body = self.body(block, block.module.kernels, build.const(0))
+        return If(build.le(self.rows, block.rows), body, otherwise)
 
     def loops_over_blocks(self, parts: Sequence[Part]) -> Stmt:
         """The loop over blocks of the first size in `parts`, followed by loops over the remaining rows."""

@@ -17,9 +17,10 @@ from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
 from tensor_comprehensions.compiler.row_block_sizes import list_variants
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.dispatch import inline_cache
+from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.nodes import If, Loop, Stmt, Window
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, mentions, walk_stmts
-from tensor_comprehensions.loop_ir.row_blocks import block_variable, first_row_variable
+from tensor_comprehensions.loop_ir.row_blocks import block_variable, first_row_variable, rows_variable
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.fastpath import launch_ir
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
@@ -117,7 +118,7 @@ PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
     "scale": (SCALE, shapes("ND", "D"), ("D", "ND")),
     "transpose": (TRANSPOSE, shapes("ND"), ("D", "ND")),
     "product": (PRODUCT, shapes("NK", "KD"), ("D", "K", "NDK")),
-    "layer": (LAYER, shapes("NK", "DK", "D"), ("DK",)),
+    "layer": (LAYER, shapes("NK", "DK", "D"), ("DK", "K")),
     "decode": (DECODE, shapes("NK", "NDK", "NDK"), ("D", "DK")),
     "attention": (ATTENTION, shapes("TK", "TK", "TK"), ("T",)),
     "causal": (CAUSAL, shapes("T", "T", "T"), ("T",)),
@@ -353,7 +354,21 @@ def test_remaining_rows_have_no_code_for_the_most_terms_of_a_sum(name: str, dyna
     (kernel,) = range_kernels(op)
     variants = list_variants(kernel.axes, kernel.sizes)
     terms = {rows: {v[-1] for v in variants if v[0] == rows} for rows in (32, 8)}
-    assert max(terms[32]) >= 32 > max(terms[8]) == 8
+    assert 32 in terms[32]
+    assert 32 not in terms[8]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [("layer", "K"), ("product", "K"), ("layer", "NDK")])
+def test_sums_of_few_terms_run_all_stages_in_one_block(name: str, dynamic: str) -> None:
+    op = op_of(name, set(dynamic))
+    _, make, _ = PROGRAMS[name]
+    for size in (0, 1, 7, 8, 9, 128, 129, 300):
+        check_machine_code(op, make({"N": 40, "D": 64, "K": 12} | dict.fromkeys(dynamic, size)), {})
+    (kernel,) = range_kernels(op)
+    bodies = [k.body for k in kernel.rerun_until("join").kernels]
+    few = build.le(build.var(rows_variable(0)), 128)
+    choices = [s for body in bodies for s in walk_stmts(body) if isinstance(s, If) and s.condition == few]
+    assert len(choices) == (dynamic == "K"), "the code of several axes would be long"
 
 
 def test_images_are_normalized_channel_by_channel_in_blocks_of_one_size() -> None:
