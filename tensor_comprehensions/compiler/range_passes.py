@@ -25,6 +25,7 @@ from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.masked_blocks import ScalarBound, choose_module, compare_scalars
 from ..loop_ir.nodes import Buffer, Expr, Load, Module, Type
 from ..loop_ir.open_rows import OpenBuffer, OpenProgram, open_same_rows
+from ..loop_ir.passes.split_masks import split_masked_loops
 from ..loop_ir.row_blocks import (
     RowBlock,
     RowProgram,
@@ -44,6 +45,7 @@ from ..runtime.cpu import object_code
 from ..target import CpuTarget
 from ..tc_lang.dynamic_sizes.block_masks import (
     RowScalars,
+    at_equal_terms,
     find_block_mask,
     find_masked_temporaries,
     masked_out,
@@ -164,8 +166,9 @@ def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -
         composer = _make_composer(problem, (), blocks[counts[0]], legal, lambda v, bound: lower(v))
         program = composer.open_program(legal[counts[0]]["legalize"])
         opened = open_same_rows(program, map(lower, counts), counts)
-        bound = _bind_sizes(opened, composer, legal[counts[0]]["canonicalize"], context)
-        made = {"simplify": bound}
+        kernels = tuple(replace(k, body=split_masked_loops(k.body)) for k in opened.kernels)
+        opened = replace(opened, kernels=kernels)
+        made = {"simplify": _bind_sizes(opened, composer, legal[counts[0]]["canonicalize"], context)}
         passed = cpu_passes.run_passes(cpu_passes.PASSES[4:-3], blocks[counts[0]], text, context, made)[0]
     except (CannotLower, CannotGeneralize) as reason:
         get_logger("passes").debug("%s: made of blocks of rows: %s", context.name, reason)
@@ -403,6 +406,9 @@ class _Composer:
         choices = [(fails, self.lower(variant, empty) if empty.statements else None)]
         if self._are_most_columns(variant):
             choices.insert(0, (holds, self.lower(variant, whole)))
+            both = [ScalarBound(terms, 0, c.limit) for c in parts for terms in (c.terms, _negate(c.terms))]
+            equal = reduce(build.logical_and, (compare_scalars(general, b) for b in both))
+            choices.append((equal, self.lower(variant, at_equal_terms(bound, self.row_scalars))))
         return choose_module(general, choices)
 
     def _are_most_columns(self, variant: tuple[int, ...]) -> bool:
