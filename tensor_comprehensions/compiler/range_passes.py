@@ -325,7 +325,7 @@ class _Composer:
         needed = [size for size in sizes if not size.is_optional]
         largest: RowBlock | None = None
         if with_shorter and self.sizes[level][0].rows > 1 and self._names_rows(level, k, split):
-            tried = [sizes[0], needed[0]] if sizes[0].is_optional and self._only_sums(level, stage) else needed[:1]
+            tried = [sizes[0], needed[0]] if sizes[0].is_optional and self._sums_all_terms(level, stage) else needed[:1]
             for size in tried:
                 largest = _make_row_block(size, compose_block(size.rows), stage)
                 if has_row_loops(program, largest):
@@ -352,9 +352,10 @@ class _Composer:
         """Whether a stage adds products."""
         return stage.sums and any(map(_sums_products, stage.bound.statements))
 
-    def _only_sums(self, level: int, stage: RowStage) -> bool:
-        """Whether the statements of a stage only add rows to tensors without rows."""
-        return not any(level in self.places.get(s.target, {}).values() for s in stage.bound.statements)
+    def _sums_all_terms(self, level: int, stage: RowStage) -> bool:
+        """Whether the statements of a stage only add rows to tensors without rows, and no mask leaves out blocks."""
+        adds = not any(level in self.places.get(s.target, {}).values() for s in stage.bound.statements)
+        return adds and find_block_mask(stage.bound, self.row_scalars) is None
 
     def _names_rows(self, level: int, k: int, split: Mapping[tuple[int, ...], Sequence[RowStage]]) -> bool:
         """Whether each statement of a stage has exactly one index over rows, which is a subscript of some tensor."""
@@ -406,9 +407,10 @@ class _Composer:
         choices = [(fails, self.lower(variant, empty) if empty.statements else None)]
         if self._are_most_columns(variant):
             choices.insert(0, (holds, self.lower(variant, whole)))
-            both = [ScalarBound(terms, 0, c.limit) for c in parts for terms in (c.terms, _negate(c.terms))]
-            equal = reduce(build.logical_and, (compare_scalars(general, b) for b in both))
-            choices.append((equal, self.lower(variant, at_equal_terms(bound, self.row_scalars))))
+            if all(c.is_square for c in parts):
+                both = [ScalarBound(terms, 0, c.limit) for c in parts for terms in (c.terms, _negate(c.terms))]
+                equal = reduce(build.logical_and, (compare_scalars(general, b) for b in both))
+                choices.append((equal, self.lower(variant, at_equal_terms(bound, self.row_scalars))))
         return choose_module(general, choices)
 
     def _are_most_columns(self, variant: tuple[int, ...]) -> bool:

@@ -468,7 +468,15 @@ class _Joiner:
         )
         if block.step > block.rows and found.dimensions.keys() > found.arguments:
             raise CannotLower("memory for rows has no room for more of them")
+        if block.step > block.rows and self.chooses_by_first_row(block.module):
+            raise CannotLower("the code is for as many rows behind the first one as the block has")
         return found
+
+    def chooses_by_first_row(self, module: Module) -> bool:
+        """Whether a condition depends on the first row of the block, as those of masks on whole blocks do."""
+        first = {name for name, held in self.program.scalars.items() if held == first_row_variable(self.program.level)}
+        conditions = (s.condition for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, If))
+        return any(isinstance(e, Load) and e.buffer.name in first for c in conditions for e in walk_expr(c))
 
     def dimension(self, source: Buffer) -> int | None:
         """The dimension of a buffer along which the rows of this level lie, or None."""

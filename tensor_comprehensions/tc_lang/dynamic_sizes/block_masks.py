@@ -59,6 +59,12 @@ class Comparison:
         return LARGEST_SUM // (1 + sum(abs(c) for _, c in self.terms))
 
     @property
+    def is_square(self) -> bool:
+        """Whether a block has several rows along each axis, and as many: so it may be on the diagonal of the mask."""
+        lengths = {abs(n) for _, n in self.spans}
+        return len(self.spans) > 1 and len(lengths) == 1 and 0 not in lengths
+
+    @property
     def low(self) -> int:
         """The least value, over the rows of a block, to add to the terms for its first rows; includes the constant."""
         return self.constant + sum(min(n, 0) for _, n in self.spans)
