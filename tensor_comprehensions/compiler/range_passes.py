@@ -9,6 +9,7 @@ chooses numbers to stand for them during the passes that no pass can exploit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from time import perf_counter
@@ -24,6 +25,7 @@ from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.masked_blocks import ScalarBound, choose_module, compare_scalars
 from ..loop_ir.nodes import Buffer, Expr, Load, Module, Type
 from ..loop_ir.open_rows import OpenBuffer, OpenProgram, open_same_rows
+from ..loop_ir.passes.split_masks import split_masked_loops
 from ..loop_ir.row_blocks import (
     RowBlock,
     RowProgram,
@@ -43,6 +45,7 @@ from ..runtime.cpu import object_code
 from ..target import CpuTarget
 from ..tc_lang.dynamic_sizes.block_masks import (
     RowScalars,
+    at_equal_terms,
     find_block_mask,
     find_masked_temporaries,
     masked_out,
@@ -163,8 +166,9 @@ def _open_range_module(problem: RangeProblem, text: str, context: PassContext) -
         composer = _make_composer(problem, (), blocks[counts[0]], legal, lambda v, bound: lower(v))
         program = composer.open_program(legal[counts[0]]["legalize"])
         opened = open_same_rows(program, map(lower, counts), counts)
-        bound = _bind_sizes(opened, composer, legal[counts[0]]["canonicalize"], context)
-        made = {"simplify": bound}
+        kernels = tuple(replace(k, body=split_masked_loops(k.body)) for k in opened.kernels)
+        opened = replace(opened, kernels=kernels)
+        made = {"simplify": _bind_sizes(opened, composer, legal[counts[0]]["canonicalize"], context)}
         passed = cpu_passes.run_passes(cpu_passes.PASSES[4:-3], blocks[counts[0]], text, context, made)[0]
     except (CannotLower, CannotGeneralize) as reason:
         get_logger("passes").debug("%s: made of blocks of rows: %s", context.name, reason)
@@ -282,6 +286,9 @@ class _Composer:
         program = self._program(level, before, first)
         parts = (program, split, before, outer)
         stages = [self._stage(*parts, k, with_shorter=True) for k in range(len(first))]
+        if (short := self._short_block(program, bounds, first)) is not None:
+            with suppress(CannotLower):
+                return join_row_blocks(program, stages, short)
         if any(isinstance(stage, tuple) and stage[0].may_be_shorter for stage in stages):
             try:
                 return join_row_blocks(program, stages)
@@ -316,13 +323,39 @@ class _Composer:
         if not stage.has_rows:
             return compose_block(sizes[0].rows)
         needed = [size for size in sizes if not size.is_optional]
-        largest = _make_row_block(needed[0], compose_block(needed[0].rows), stage)
-        longest = self.sizes[level][0].rows
-        if with_shorter and longest > 1 and self._names_rows(level, k, split) and has_row_loops(program, largest):
-            longer = replace(largest, longest=longest)
-            largest = longer if has_row_loops(program, longer) else largest
-            return (replace(largest, may_be_shorter=True, overlap_from=0),)
+        largest: RowBlock | None = None
+        if with_shorter and self.sizes[level][0].rows > 1 and self._names_rows(level, k, split):
+            tried = [sizes[0], needed[0]] if sizes[0].is_optional and self._sums_all_terms(level, stage) else needed[:1]
+            for size in tried:
+                largest = _make_row_block(size, compose_block(size.rows), stage)
+                if has_row_loops(program, largest):
+                    longer = replace(largest, longest=self.sizes[level][0].rows)
+                    largest = longer if has_row_loops(program, longer) else largest
+                    return (replace(largest, may_be_shorter=True, overlap_from=0),)
+        largest = largest or _make_row_block(needed[0], compose_block(needed[0].rows), stage)
         return (largest, *(_make_row_block(size, compose_block(size.rows), stage) for size in needed[1:]))
+
+    def _short_block(
+        self, program: RowProgram, bounds: Mapping[tuple[int, ...], BoundFunction], stages: Sequence[RowStage]
+    ) -> RowBlock | None:
+        """A block of all stages that may be shorter, for calls with few terms of a sum; None if there is none.
+
+        For such calls, a separate loop that initializes the sums would take as long as the sums.
+        """
+        longest = next(iter(bounds))
+        if len(self.axes) > 1 or len(stages) < 2 or not any(map(self._adds_terms, stages)):
+            return None
+        block = RowBlock(longest[0], self._lower_leaf(longest, bounds[longest]), 0, may_be_shorter=True)
+        return block if has_row_loops(program, block) else None
+
+    def _adds_terms(self, stage: RowStage) -> bool:
+        """Whether a stage adds products."""
+        return stage.sums and any(map(_sums_products, stage.bound.statements))
+
+    def _sums_all_terms(self, level: int, stage: RowStage) -> bool:
+        """Whether the statements of a stage only add rows to tensors without rows, and no mask leaves out blocks."""
+        adds = not any(level in self.places.get(s.target, {}).values() for s in stage.bound.statements)
+        return adds and find_block_mask(stage.bound, self.row_scalars) is None
 
     def _names_rows(self, level: int, k: int, split: Mapping[tuple[int, ...], Sequence[RowStage]]) -> bool:
         """Whether each statement of a stage has exactly one index over rows, which is a subscript of some tensor."""
@@ -368,12 +401,16 @@ class _Composer:
         whole = without_mask(bound, self.row_scalars)
         parts = sorted(mask, key=repr)
         holding = [ScalarBound(c.terms, -c.high, c.limit) for c in parts]
-        failing = [ScalarBound(tuple((n, -factor) for n, factor in c.terms), c.low - 1, c.limit) for c in parts]
+        failing = [ScalarBound(_negate(c.terms), c.low - 1, c.limit) for c in parts]
         holds = reduce(build.logical_and, (compare_scalars(general, b) for b in holding))
         fails = reduce(build.logical_or, (compare_scalars(general, b) for b in failing))
         choices = [(fails, self.lower(variant, empty) if empty.statements else None)]
         if self._are_most_columns(variant):
             choices.insert(0, (holds, self.lower(variant, whole)))
+            if all(c.is_square for c in parts):
+                both = [ScalarBound(terms, 0, c.limit) for c in parts for terms in (c.terms, _negate(c.terms))]
+                equal = reduce(build.logical_and, (compare_scalars(general, b) for b in both))
+                choices.append((equal, self.lower(variant, at_equal_terms(bound, self.row_scalars))))
         return choose_module(general, choices)
 
     def _are_most_columns(self, variant: tuple[int, ...]) -> bool:
@@ -486,6 +523,10 @@ class _Composer:
                 extent = sizes[self.axes[places[d]].original_sizes[-1]]
             stride = build.mul(extent, step)
         return found
+
+
+def _negate(terms: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, -factor) for name, factor in terms)
 
 
 def _sums_products(s: BoundStatement) -> bool:

@@ -112,7 +112,7 @@ def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) ->
 
     The smallest block of an outer axis may run only if the axis has few rows. It is then combined with fewer sizes of
     inner axes; if both axes count the same size of the def, only with sizes that such a call can reach. Remaining rows
-    are not combined with the most terms of a sum: that code is long, and no faster.
+    are not combined with the most terms of a sum that a block needs: that code is long, and no faster.
     """
     outer = range(len(axes) - 1)
     return [
@@ -139,9 +139,9 @@ def _has_remaining_rows(sizes: Sequence[BlockSize], rows: int) -> bool:
 
 
 def _is_long_sum(axis: Rows, sizes: Sequence[BlockSize], rows: int) -> bool:
-    """Whether blocks of `rows` terms are the longest of three or more needed sizes, or longer."""
+    """Whether blocks of `rows` terms are the longest of three or more needed sizes."""
     needed = [size.rows for size in sizes if not size.is_optional]
-    return axis.sums and len(needed) > 2 and rows >= needed[0]
+    return axis.sums and len(needed) > 2 and rows == needed[0]
 
 
 def _is_spared(

@@ -121,26 +121,33 @@ class RowProgram:
     uses: UseTable = field(default_factory=UseTable)
 
 
-def join_row_blocks(program: RowProgram, stages: Sequence[Stage]) -> Module:
+def join_row_blocks(program: RowProgram, stages: Sequence[Stage], short: RowBlock | None = None) -> Module:
     """The module for any number of rows. `bind_variables` has to bind the variables of rows and strides.
+
+    Args:
+        short: a block that computes all stages, and runs instead of them if it is not shorter than the rows.
 
     Raises:
         CannotLower: checks cannot run before all computation, or differ between blocks.
     """
-    stages = _use_same_windows(stages, program.uses)
-    modules = [m for stage in stages for m in modules_of(stage)]
+    *stages, alone = _use_same_windows([*stages, () if short is None else (short,)], program.uses)
+    modules = [m for stage in (*stages, alone) for m in modules_of(stage)]
     arguments = tuple(_common_form(b, modules) for b in program.arguments)
     shared = tuple(replace(_common_form(b, modules), space=Space.SCRATCH) for b in program.shared)
     sources = {b.name: b for b in (*arguments, *shared)}
     views = {b.name for m in modules for b in m.arguments if _is_reshaped(b, sources.get(b.name))}
     joiner = _Joiner(sources, program, frozenset(views))
     numbered, sites = _number_sites(stages)
+    if short is not None and sites:
+        raise CannotLower("checks run before all stages")
     kernels = []
     for name, parts in _split_into_phases(numbered):
         body = build.block(*map(joiner.run_stage, parts))
         used = program.uses.find(body).buffers
         for b in (b for b in shared if b.name in used):
             body = joiner.allocate(b, body)
+        if isinstance(alone, tuple) and alone:
+            body = joiner.run_short(alone[0], body)
         kernels.append(Kernel(internal_name(program.name, name), body))
     written = {name for m in modules for name in m.written}
     return Module(
@@ -361,6 +368,11 @@ class _Joiner:
             return self.body(RowBlock(0, module, 0), kernels, build.const(0))
         return self.loops_over_blocks(part)
 
+    def run_short(self, block: RowBlock, otherwise: Stmt) -> Stmt:
+        """The body of a block that may be shorter if there are no more rows, else `otherwise`."""
+        body = self.body(block, block.module.kernels, build.const(0))
+        return If(build.le(self.rows, block.rows), body, otherwise)
+
     def loops_over_blocks(self, parts: Sequence[Part]) -> Stmt:
         """The loop over blocks of the first size in `parts`, followed by loops over the remaining rows."""
         (block, above, kernels), *smaller = parts
@@ -456,7 +468,15 @@ class _Joiner:
         )
         if block.step > block.rows and found.dimensions.keys() > found.arguments:
             raise CannotLower("memory for rows has no room for more of them")
+        if block.step > block.rows and self.chooses_by_first_row(block.module):
+            raise CannotLower("the code is for as many rows behind the first one as the block has")
         return found
+
+    def chooses_by_first_row(self, module: Module) -> bool:
+        """Whether a condition depends on the first row of the block, as those of masks on whole blocks do."""
+        first = {name for name, held in self.program.scalars.items() if held == first_row_variable(self.program.level)}
+        conditions = (s.condition for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, If))
+        return any(isinstance(e, Load) and e.buffer.name in first for c in conditions for e in walk_expr(c))
 
     def dimension(self, source: Buffer) -> int | None:
         """The dimension of a buffer along which the rows of this level lie, or None."""

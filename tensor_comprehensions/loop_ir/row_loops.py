@@ -2,19 +2,22 @@
 
 If all accesses to rows are in loops over all rows of the block, and the loop variable is the index of the row, then the
 first iterations compute the first rows. So the loops may end earlier, and no smaller blocks are needed for the
-remaining rows. Each iteration accesses its row through a `Window`, so that the verifier proves it in bounds.
+remaining rows. Each iteration accesses its row through a `Window`, so that the verifier proves it in bounds. Loops that
+copy several rows per iteration end with an iteration that begins earlier, or copy row by row if there are fewer rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from ..core.errors import CannotLower
+from ..core.internal_names import internal_name
 from . import build
-from .nodes import Buffer, Expr, Invoke, Load, Loop, LoopKind, Module, Stmt, Store, Var, Window
+from .nodes import Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Module, Stmt, Store, Var, Window
 from .rewrite import children, list_accesses, map_expr, map_stmt, stmt_expressions, used_values, walk_stmts
+from .row_copies import RowCopy, find_row_copies
 from .uses import accessed_buffers
 
 
@@ -24,12 +27,14 @@ class RowLoops:
 
     rows: the number of iterations. variables: the variables of the loops. arguments: the names of those with rows.
     dimensions: the dimension of rows in each of these, and in buffers that the module allocates for rows.
+    copies: the loops that copy several rows per iteration, by id.
     """
 
     rows: int
     variables: frozenset[str]
     arguments: frozenset[str]
     dimensions: Mapping[str, int]
+    copies: Mapping[int, RowCopy] = field(default_factory=dict)
 
 
 def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Mapping[str, int], rows: int) -> RowLoops:
@@ -47,7 +52,8 @@ def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Ma
     for b in module.arguments:
         if b.name in dimensions and not _has_form(b, sources[b.name], dimensions[b.name], rows):
             raise CannotLower(f"{b.name} has another shape in a block")
-    bodies = [k.body for k in module.kernels]
+    found = [find_row_copies(k.body, rows, dimensions) for k in module.kernels]
+    bodies, copies = [body for body, _ in found], {n: c for _, copies in found for n, c in copies.items()}
     places, variables = {b.name: dimensions[b.name] for b in module.arguments if b.name in dimensions}, set[str]()
     arguments = frozenset(places)
     fixed = {b.name for b in module.arguments} - arguments
@@ -63,7 +69,7 @@ def find_row_loops(module: Module, sources: Mapping[str, Buffer], dimensions: Ma
                     raise CannotLower(f"{buffer.name} has rows along several dimensions")
     if any(b.shape[places[b.name]] != rows for b, _ in accesses if b.name in places):
         raise CannotLower("memory for rows has room for another number of them")
-    loops = RowLoops(rows, frozenset(variables), arguments, places)
+    loops = RowLoops(rows, frozenset(variables), arguments, places, copies)
     for body in bodies:
         _check_loops(body, loops)
     return loops
@@ -160,6 +166,8 @@ class _Ender:
     end: Expr
 
     def stmt(self, s: Stmt) -> Stmt:
+        if id(s) in self.loops.copies:
+            return self.copy(self.loops.copies[id(s)])
         if isinstance(s, Loop) and s.var in self.loops.variables:
             return self.loop(s)
         return map_stmt(s, lambda e: e, self.stmt)
@@ -172,6 +180,24 @@ class _Ender:
             d = self.loops.dimensions[name]
             body = Window(self.rows[name], self.sources[name], row, 1, self.length, body, d)
         return replace(s, stop=self.end, body=body)
+
+    def copy(self, c: RowCopy) -> Stmt:
+        """The loop of a copy, whose last iteration begins early enough to end at the last row.
+
+        The inner loop runs once, and tells the verifier that the rows are in bounds.
+        """
+        first = build.var(internal_name(c.loop.var, "first"))
+        names = sorted(self.rows.keys() & accessed_buffers(c.part), reverse=True)
+        dimensions = self.loops.dimensions
+        windows = {name: _set_extent(self.rows[name], dimensions[name], c.rows) for name in names}
+        body = c.start_at(first, {name: (b, dimensions[name]) for name, b in windows.items()})
+        for name, b in windows.items():
+            row = build.add(self.start, first)
+            body = Window(b, self.sources[name], row, c.rows, self.length, body, dimensions[name])
+        begin = build.minimum(build.mul(build.var(c.loop.var), c.rows), build.sub(self.end, c.rows))
+        once = Loop(first.name, build.maximum(begin, 0), build.add(begin, 1), body)
+        count = build.div(build.add(self.end, c.rows - 1), c.rows)
+        return If(build.lt(self.end, c.rows), self.loop(c.by_row), replace(c.loop, stop=count, body=once))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,11 @@ from tensor_comprehensions.compiler.compiled_kernel import CompiledRangeKernel
 from tensor_comprehensions.compiler.row_block_sizes import list_variants
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.dispatch import inline_cache
+from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.nodes import If, Loop, Stmt, Window
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, mentions, walk_stmts
-from tensor_comprehensions.loop_ir.row_blocks import block_variable, first_row_variable
+from tensor_comprehensions.loop_ir.row_blocks import block_variable, first_row_variable, rows_variable
+from tensor_comprehensions.loop_ir.show import format_program
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.fastpath import launch_ir
 from tests.helpers.row_kernels import check_interpreter, check_machine_code, range_kernels
@@ -117,7 +119,7 @@ PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
     "scale": (SCALE, shapes("ND", "D"), ("D", "ND")),
     "transpose": (TRANSPOSE, shapes("ND"), ("D", "ND")),
     "product": (PRODUCT, shapes("NK", "KD"), ("D", "K", "NDK")),
-    "layer": (LAYER, shapes("NK", "DK", "D"), ("DK",)),
+    "layer": (LAYER, shapes("NK", "DK", "D"), ("DK", "K")),
     "decode": (DECODE, shapes("NK", "NDK", "NDK"), ("D", "DK")),
     "attention": (ATTENTION, shapes("TK", "TK", "TK"), ("T",)),
     "causal": (CAUSAL, shapes("T", "T", "T"), ("T",)),
@@ -353,7 +355,21 @@ def test_remaining_rows_have_no_code_for_the_most_terms_of_a_sum(name: str, dyna
     (kernel,) = range_kernels(op)
     variants = list_variants(kernel.axes, kernel.sizes)
     terms = {rows: {v[-1] for v in variants if v[0] == rows} for rows in (32, 8)}
-    assert max(terms[32]) >= 32 > max(terms[8]) == 8
+    assert 32 in terms[32]
+    assert 32 not in terms[8]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [("layer", "K"), ("product", "K"), ("layer", "NDK")])
+def test_sums_of_few_terms_run_all_stages_in_one_block(name: str, dynamic: str) -> None:
+    op = op_of(name, set(dynamic))
+    _, make, _ = PROGRAMS[name]
+    for size in (0, 1, 7, 8, 9, 128, 129, 300):
+        check_machine_code(op, make({"N": 40, "D": 64, "K": 12} | dict.fromkeys(dynamic, size)), {})
+    (kernel,) = range_kernels(op)
+    bodies = [k.body for k in kernel.rerun_until("join").kernels]
+    few = build.le(build.var(rows_variable(0)), 128)
+    choices = [s for body in bodies for s in walk_stmts(body) if isinstance(s, If) and s.condition == few]
+    assert len(choices) == (dynamic == "K"), "the code of several axes would be long"
 
 
 def test_images_are_normalized_channel_by_channel_in_blocks_of_one_size() -> None:
@@ -377,6 +393,29 @@ def test_blocks_that_a_mask_leaves_out_have_code_of_their_own() -> None:
         tests = [s.condition for k in module.kernels for s in walk_stmts(k.body) if isinstance(s, If)]
         found.append(any(mentions(e, {first_row_variable(0), first_row_variable(1)}) for e in tests))
     assert found == [True, False, False, False]
+
+
+MASKED_PRODUCT = "def f(float(T,D) p, float(D,I) v) -> (o) { o(t,i) +=! MASK ? p(t,d) * v(d,i) : 0 }"
+
+
+@pytest.mark.parametrize("mask", ["d <= t", "d + 3 <= t", "t - d < 0", "d <= t && t - 40 < d"])
+def test_the_mask_of_blocks_on_its_diagonal_is_known(mask: str) -> None:
+    (op,) = tc.define(MASKED_PRODUCT.replace("MASK", mask), dynamic={"T", "D"})
+    for t, d in ((70, 75), (64, 64), (40, 8), (1, 1), (33, 64), (0, 5)):
+        check_machine_code(op, (torch.randn(t, d), torch.randn(d, 64)), {})
+    (kernel,) = range_kernels(op)
+    check_interpreter(op, kernel, (torch.randn(45, 37), torch.randn(37, 64)), {})
+    lines = format_program(kernel.rerun_until("join")).splitlines()
+    ends = (".first * -1 + first.1 <= 0", ".first + first.1 * -1 <= 0")
+    assert any(all(end in line for end in ends) for line in lines if line.lstrip().startswith("if"))
+
+
+@pytest.mark.parametrize("mask", ["d <= 2 * t", "d <= t", "3 * t < d"])
+def test_masks_are_known_for_all_terms_of_a_block(mask: str) -> None:
+    """Code that was chosen for 32 terms ran for 128 of them."""
+    (op,) = tc.define(MASKED_PRODUCT.replace("MASK", mask), dynamic={"T", "D"})
+    for t, d in ((70, 75), (100, 300), (128, 128), (32, 200)):
+        check_machine_code(op, (torch.randn(t, d), torch.randn(d, 64)), {})
 
 
 # --- windows ---------------------------------------------------------------------------------------------------------

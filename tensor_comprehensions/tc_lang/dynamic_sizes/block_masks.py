@@ -6,13 +6,15 @@ are on one side of a mask, though. They need no condition, and those that the ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
 
-from ...core.dtypes import INT32, INT64
+from ...core.dtypes import BOOL, INT32, INT64
 from ..affine import Affine, Opaque, Variable, to_affine
 from ..binding.bind import neutral_element
 from ..ir import (
+    INDEX_TYPE,
     Access,
     Binary,
     BoundFunction,
@@ -20,6 +22,7 @@ from ..ir import (
     Cast,
     Const,
     Expr,
+    Index,
     Role,
     Select,
     map_operands,
@@ -47,11 +50,19 @@ class Comparison:
     constant: int
     spans: tuple[tuple[str, int], ...]
     """How much the sum may change inside a block, by operand: coefficient * (rows of the block - 1)."""
+    indices: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    """The indices that are added to the terms, in the statement of the comparison, with their coefficients."""
 
     @property
     def limit(self) -> int:
         """The largest value of the operands for which the sum is certain to be the same with 32 bits."""
         return LARGEST_SUM // (1 + sum(abs(c) for _, c in self.terms))
+
+    @property
+    def is_square(self) -> bool:
+        """Whether a block has several rows along each axis, and as many: so it may be on the diagonal of the mask."""
+        lengths = {abs(n) for _, n in self.spans}
+        return len(self.spans) > 1 and len(lengths) == 1 and 0 not in lengths
 
     @property
     def low(self) -> int:
@@ -91,6 +102,42 @@ def find_masked_temporaries(bound: BoundFunction, scalars: RowScalars) -> frozen
 def without_mask(bound: BoundFunction, scalars: RowScalars) -> BoundFunction:
     """The def for a block that the mask keeps entirely."""
     return replace(bound, statements=tuple(_decide(s, scalars, holds=True) for s in bound.statements))
+
+
+def at_equal_terms(bound: BoundFunction, scalars: RowScalars) -> BoundFunction:
+    """The def for a block in which the terms of each comparison add up to 0, so that masks depend on indices alone.
+
+    Blocks on the diagonal of a causal mask are an example. Their masks are known, so loops can end where they do.
+    """
+
+    def choose(e: Expr) -> Expr:
+        if isinstance(e, Select) and (mask := _parse_mask(e.condition, s, scalars)) is not None:
+            e = replace(e, condition=reduce(_both, map(_compare_indices, sorted(mask, key=repr))))
+        return map_operands(e, choose)
+
+    statements = []
+    for s in bound.statements:
+        statements.append(replace(s, value=choose(s.value)))
+    return replace(bound, statements=tuple(statements))
+
+
+def _both(left: Expr, right: Expr) -> Expr:
+    return Binary("&&", left, right, left.dtype)
+
+
+def _compare_indices(c: Comparison) -> Expr:
+    """The comparison `c` of indices, without its terms."""
+
+    def add(parts: Iterable[tuple[str, int]], constant: int) -> Expr:
+        total: Expr = Const(constant, INDEX_TYPE)
+        for name, factor in parts:
+            scaled = Binary("*", Const(factor, INDEX_TYPE), Index(name, INDEX_TYPE), INDEX_TYPE)
+            total = Binary("+", total, scaled, INDEX_TYPE)
+        return total
+
+    left = add((part for part in c.indices if part[1] > 0), max(c.constant, 0))
+    right = add(((name, -factor) for name, factor in c.indices if factor < 0), max(-c.constant, 0))
+    return Binary("<=", left, right, BOOL)
 
 
 def masked_out(bound: BoundFunction, scalars: RowScalars, unread: Collection[str]) -> BoundFunction | None:
@@ -179,6 +226,7 @@ def _parse_comparison(a: Affine, s: BoundStatement, scalars: RowScalars) -> Comp
     extents = {i.name: i.extent for i in s.indices if i.lower == 0}
     terms: dict[str, int] = {}
     indices: list[tuple[int, int]] = []
+    names: list[tuple[str, int]] = []
     for atom, c in a.terms:
         if not isinstance(c, int):
             return None
@@ -187,12 +235,15 @@ def _parse_comparison(a: Affine, s: BoundStatement, scalars: RowScalars) -> Comp
                 terms[name] = c
             case Variable(name=name) if name in extents:
                 indices.append((c, extents[name]))
+                names.append((name, c))
             case _:
                 return None
     if not isinstance(a.constant, int) or not terms.keys() & scalars.firsts:
         return None
     found = _pair_indices(terms, scalars.firsts, indices, a.constant)
-    return found if found is not None and max(-found.low, found.high) < LARGEST_SUM else None
+    if found is None or max(-found.low, found.high) >= LARGEST_SUM:
+        return None
+    return replace(found, indices=tuple(names))
 
 
 def _pair_indices(
