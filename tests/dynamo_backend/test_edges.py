@@ -58,6 +58,15 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "lookups in a number": (
         lambda x: (x * 2).index_select(0, torch.tensor(0)) + x.index_add(0, torch.tensor(0), x * 3), (NUMBER,)
     ),
+    "biases that do not count": (
+        lambda b, x, y: (
+            torch.addmm(b, x, y, beta=0) + 1, torch.addmm(b, x, y, beta=0, alpha=2).exp(),
+            torch.baddbmm(b.expand(2, 4, 4), x.expand(2, 4, 6), y.expand(2, 6, 4), beta=0) * 2,
+            torch.addmv(b[0], x, y[:, 0], beta=0) * 2, torch.addr(b, x[:, 0], y[0], beta=0) + 1,
+            torch.addbmm(b, x.expand(2, 4, 6), y.expand(2, 6, 4), beta=0) + 1,
+        ),
+        (torch.full((4, 4), torch.nan), A, torch.randn(6, 4)),
+    ),
     "softmax of a number": (lambda x: torch.softmax(x, 0) * 2, (NUMBER,)),
     "sum of a number": (lambda x: (x * 2).sum(0) + x + x.amax(-1) + x.mean(), (NUMBER,)),
     "variance of a number": (lambda x: torch.var(x * 2, correction=0) + x, (NUMBER,)),
