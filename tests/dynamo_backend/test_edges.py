@@ -114,6 +114,26 @@ def test_programs_agree_with_eager(name: str) -> None:
     torch.testing.assert_close(fast(*inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+STRIDED: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "a new first dimension": (lambda x: x.unsqueeze(0) * 2 + 1, A),
+    "a new dimension of columns": (lambda x: x.t().unsqueeze(1).exp() * 2, A),
+    "one row": (lambda x: x.split([1, 3])[0] * 2 + 1, A),
+    "one image, channels last": (
+        lambda x: x.relu() * 2, torch.randn(1, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    ),
+    "one image of a product": (lambda x: (x @ x.t()).exp().unsqueeze(0) * 2, A),
+    "sums that keep their dimension": (lambda x: (x * 2).sum(0, keepdim=True) + 1, A),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_of_single_elements_are_those_of_eager(name: str) -> None:
+    function, x = STRIDED[name]
+    found, expected = torch.compile(function, backend="tensor_comprehensions")(x), function(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+
+
 def test_dropout_in_training_draws_what_eager_draws() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.Dropout(0.6))
     fast = torch.compile(model, backend="tensor_comprehensions")
