@@ -75,9 +75,12 @@ def _gives_several(node: fx.Node) -> bool:
 
 
 def memory_order(node: fx.Node) -> list[int]:
-    """The dimensions of the result of `node`, outermost in memory first; in their own order if it is not dense."""
+    """The dimensions of the result of `node`, outermost in memory first; in their own order if it is not dense.
+
+    Dimensions of size 1 have places by their strides, too, so that kernels give them the strides that torch gives them.
+    """
     meta = node.meta["val"]
-    order = sorted(range(meta.ndim), key=lambda d: (meta.shape[d] != 1 and -meta.stride(d), d))
+    order = sorted(range(meta.ndim), key=lambda d: (-meta.stride(d), meta.shape[d] == 1, d))
     dense = meta.permute(order).is_contiguous()
     return order if dense else list(range(meta.ndim))
 

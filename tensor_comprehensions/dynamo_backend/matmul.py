@@ -53,7 +53,10 @@ def bmm(c: TranslationContext, a: Value, b: Value) -> Value:
 
 @operation(aten.addmm.default)
 def addmm(c: TranslationContext, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
-    return add_scaled(c, "+", _multiply_by_factor(c, bias, beta), _multiply_by_factor(c, mm(c, a, b), alpha), 1)
+    product = _multiply_by_factor(c, mm(c, a, b), alpha)
+    if beta == 0:  # then torch does not read the bias, which may be NaN
+        return product
+    return add_scaled(c, "+", _multiply_by_factor(c, bias, beta), product, 1)
 
 
 def _multiply_by_factor(c: TranslationContext, x: Value, factor: Any) -> Value:

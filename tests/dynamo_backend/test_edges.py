@@ -58,6 +58,15 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "lookups in a number": (
         lambda x: (x * 2).index_select(0, torch.tensor(0)) + x.index_add(0, torch.tensor(0), x * 3), (NUMBER,)
     ),
+    "biases that do not count": (
+        lambda b, x, y: (
+            torch.addmm(b, x, y, beta=0) + 1, torch.addmm(b, x, y, beta=0, alpha=2).exp(),
+            torch.baddbmm(b.expand(2, 4, 4), x.expand(2, 4, 6), y.expand(2, 6, 4), beta=0) * 2,
+            torch.addmv(b[0], x, y[:, 0], beta=0) * 2, torch.addr(b, x[:, 0], y[0], beta=0) + 1,
+            torch.addbmm(b, x.expand(2, 4, 6), y.expand(2, 6, 4), beta=0) + 1,
+        ),
+        (torch.full((4, 4), torch.nan), A, torch.randn(6, 4)),
+    ),
     "softmax of a number": (lambda x: torch.softmax(x, 0) * 2, (NUMBER,)),
     "sum of a number": (lambda x: (x * 2).sum(0) + x + x.amax(-1) + x.mean(), (NUMBER,)),
     "variance of a number": (lambda x: torch.var(x * 2, correction=0) + x, (NUMBER,)),
@@ -103,6 +112,26 @@ def test_programs_agree_with_eager(name: str) -> None:
     expected = function(*inputs)
     torch.manual_seed(1)
     torch.testing.assert_close(fast(*inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+STRIDED: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "a new first dimension": (lambda x: x.unsqueeze(0) * 2 + 1, A),
+    "a new dimension of columns": (lambda x: x.t().unsqueeze(1).exp() * 2, A),
+    "one row": (lambda x: x.split([1, 3])[0] * 2 + 1, A),
+    "one image, channels last": (
+        lambda x: x.relu() * 2, torch.randn(1, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    ),
+    "one image of a product": (lambda x: (x @ x.t()).exp().unsqueeze(0) * 2, A),
+    "sums that keep their dimension": (lambda x: (x * 2).sum(0, keepdim=True) + 1, A),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_of_single_elements_are_those_of_eager(name: str) -> None:
+    function, x = STRIDED[name]
+    found, expected = torch.compile(function, backend="tensor_comprehensions")(x), function(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
 
 
 def test_dropout_in_training_draws_what_eager_draws() -> None:
