@@ -41,6 +41,10 @@ DECOMPOSED = (
     aten.mse_loss_backward, aten.var_mean,
 )  # fmt: skip
 """Operations that are decomposed in addition to those of core ATen."""
+SCALED_PRODUCTS = (
+    aten.addmm.default, aten.baddbmm.default, aten.addmv.default, aten.addbmm.default,
+)  # fmt: skip
+"""Operations that add a product times `alpha`."""
 LIMIT = 4096
 _META = "tensor_comprehensions.decomposition"
 """The key of a node's decomposition in its `meta`."""
@@ -83,7 +87,12 @@ def has_formula(node: fx.Node) -> bool:
             node.args[0].target is SPLIT or node.args[0].target in MULTI_OUTPUT_OPS
         )
     listed = node.target in TABLE or node.target in MULTI_OUTPUT_OPS or node.target is SPLIT
-    return listed and has_plain_values(node)
+    return listed and has_plain_values(node) and not _ignores_product(node)
+
+
+def _ignores_product(node: fx.Node) -> bool:
+    """Whether `node` adds 0 times a product. torch does not read its factors then, which may be NaN."""
+    return node.target in SCALED_PRODUCTS and node.kwargs.get("alpha", 1) == 0
 
 
 def has_plain_values(node: fx.Node) -> bool:
@@ -139,7 +148,7 @@ def _may_decompose(node: fx.Node) -> bool:
         return False
     if node.target in TABLE or node.target in MULTI_OUTPUT_OPS or node.target is SPLIT:
         return False
-    return not node.target._schema.is_mutable and has_plain_values(node)
+    return not node.target._schema.is_mutable and has_plain_values(node) and not _ignores_product(node)
 
 
 def _find(node: fx.Node) -> Decomposition | None:

@@ -67,6 +67,14 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         ),
         (torch.full((4, 4), torch.nan), A, torch.randn(6, 4)),
     ),
+    "products that do not count": (
+        lambda b, x, y: (
+            torch.addmm(b, x, y, alpha=0) + 1, torch.addmv(b[0], x, y[:, 0], alpha=0) * 2,
+            torch.baddbmm(b.expand(2, 4, 4), x.expand(2, 4, 6), y.expand(2, 6, 4), alpha=0) * 2,
+            torch.addbmm(b, x.expand(2, 4, 6), y.expand(2, 6, 4), alpha=0) + 1,
+        ),
+        (torch.randn(4, 4), torch.full((4, 6), torch.nan), torch.randn(6, 4)),
+    ),
     "softmax of a number": (lambda x: torch.softmax(x, 0) * 2, (NUMBER,)),
     "sum of a number": (lambda x: (x * 2).sum(0) + x + x.amax(-1) + x.mean(), (NUMBER,)),
     "variance of a number": (lambda x: torch.var(x * 2, correction=0) + x, (NUMBER,)),
