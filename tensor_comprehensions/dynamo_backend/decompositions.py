@@ -41,9 +41,7 @@ DECOMPOSED = (
     aten.mse_loss_backward, aten.var_mean,
 )  # fmt: skip
 """Operations that are decomposed in addition to those of core ATen."""
-SCALED_PRODUCTS = (
-    aten.addmm.default, aten.baddbmm.default, aten.addmv.default, aten.addbmm.default,
-)  # fmt: skip
+SCALED_PRODUCTS = aten.addmm.default, aten.baddbmm.default, aten.addmv.default, aten.addbmm.default
 """Operations that add a product times `alpha`."""
 LIMIT = 4096
 _META = "tensor_comprehensions.decomposition"
