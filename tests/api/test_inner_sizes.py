@@ -103,6 +103,12 @@ def batch_norm(float(N,D,3,4) x, float(D) g) -> (y) {
     y(n,d,h,w) = (x(n,d,h,w) - m(d)) * s(d)
 }
 """
+SQUARE = """
+def square(float(N,N) a, float(N,D) b, float(N,D) c) -> (o) {
+    t(m,d) +=! a(k,m) * b(k,d)
+    o(m,d) = c(m,d) + t(m,d)
+}
+"""
 MIDDLE = "def f(float(B,N,3) x) -> (o) { o(b,n,c) = x(b,n,c) + 1 }"
 Sizes = Mapping[str, int]
 Make = Callable[[Sizes], tuple[Any, ...]]
@@ -119,6 +125,7 @@ PROGRAMS: dict[str, tuple[str, Make, tuple[str, ...]]] = {
     "scale": (SCALE, shapes("ND", "D"), ("D", "ND")),
     "transpose": (TRANSPOSE, shapes("ND"), ("D", "ND")),
     "product": (PRODUCT, shapes("NK", "KD"), ("D", "K", "NDK")),
+    "square": (SQUARE, shapes("NN", "ND", "ND"), ("ND", "N")),
     "layer": (LAYER, shapes("NK", "DK", "D"), ("DK", "K")),
     "decode": (DECODE, shapes("NK", "NDK", "NDK"), ("D", "DK")),
     "attention": (ATTENTION, shapes("TK", "TK", "TK"), ("T",)),

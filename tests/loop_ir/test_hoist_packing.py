@@ -7,7 +7,7 @@ from loop_programs import module
 
 from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.nodes import Allocate, Block, If, Let, Loop, LoopKind, Space, Stmt
+from tensor_comprehensions.loop_ir.nodes import Allocate, Block, Expr, If, Let, Loop, LoopKind, Space, Stmt, Window
 from tensor_comprehensions.loop_ir.passes.hoist_packing import hoist_packing
 from tensor_comprehensions.loop_ir.verify import verify
 
@@ -60,6 +60,19 @@ def test_below_names_of_the_iteration() -> None:
 def test_what_differs_stays(fill: Stmt, body: Stmt) -> None:
     loop = shares(fill, body)
     assert hoist_packing(loop) == ((), loop)
+
+
+def test_through_a_window_that_moves() -> None:
+    """The fill reads a window on a window, of which only the outer one depends on the iteration."""
+    columns = b.buffer("columns", FLOAT32, (N,))
+    inner = b.buffer("inner", FLOAT32, (N,))
+    copy = Window(inner, columns, b.const(0), N, b.const(N), serial(b.store(PANEL, (J,), b.load(inner, J))))
+
+    def view(start: Expr) -> Loop:
+        body = Window(columns, A, start, N, b.const(N), Allocate((PANEL,), Block((copy, USE))))
+        return Loop("i", b.const(0), b.const(N), body, LoopKind.PARALLEL)
+
+    assert hoist_packing(view(ROW)) == ((), view(ROW))
 
 
 OWN = b.buffer("own", FLOAT32, (N,), Space.SCRATCH)

@@ -84,6 +84,8 @@ def _fills_identically(s: Stmt, buffer: Buffer, bound: frozenset[str], written: 
         return False
     own = {c.var if isinstance(c, Loop) else c.name for c in walk_stmts(s) if isinstance(c, Loop | Let)}
     others = bound - own
+    if any(c.source.name in written | others for c in walk_stmts(s) if isinstance(c, Window)):
+        return False
     return not any(
         x.name in others if isinstance(x, Var) else x.buffer.name in written | others for x in used_values(s)
     )
