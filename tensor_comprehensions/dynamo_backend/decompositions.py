@@ -90,7 +90,7 @@ def has_formula(node: fx.Node) -> bool:
 
 def _ignores_product(node: fx.Node) -> bool:
     """Whether `node` adds 0 times a product. torch does not read its factors then, which may be NaN."""
-    return node.target in SCALED_PRODUCTS and node.kwargs.get("alpha", 1) == 0
+    return node.target in SCALED_PRODUCTS and node.kwargs.get("alpha", 1) in (0, 0.0)
 
 
 def has_plain_values(node: fx.Node) -> bool:
