@@ -181,7 +181,7 @@ class AssemblingEmitter(StatementEmitter):
 
     def _with_workspace(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         """`body`, which handles some rows, inside the allocation of their workspace, if they need one."""
-        return body if self.workspace is None else self.workspace.around(body, measure)
+        return body if self.workspace is None else self.workspace.allocate_around(body, measure)
 
     def _measure_rows(self, in_chunk: bool) -> Stmt:
         """Find the most terms that one row combines: of the rows of a chunk, or of all rows."""

@@ -36,10 +36,10 @@ def insert_conversions(
         blocked = _list_unfit_blocked_accesses(current, number)
         if blocked:
             s, shared = function.statements[number], dict(problem.shared)
-            if s.target in shared and _stored_target(s, current) in blocked:
+            if s.target in shared and _find_stored_target(s, current) in blocked:
                 return insert_conversions(_with_own_places(original, s.target, s.indices), copied)
             shares = (a for a in accesses_of(s) if a.tensor in shared)
-            if stuck := {(a.tensor, number) for a in shares if _stored(a, current) in blocked}:
+            if stuck := {(a.tensor, number) for a in shares if _find_stored(a, current) in blocked}:
                 return insert_conversions(original, copied | stuck)
             unblocked = {a: _without_blocks(function.tensor(a.tensor)) for a in blocked}
             function = _convert_operands(function, number, unblocked, made)
@@ -87,7 +87,7 @@ def _list_unfit_blocked_accesses(problem: SparseProblem, number: int) -> list[Ac
     try:
         build_nest(problem, number)
     except MixedBlocks as refusal:
-        stored = (_stored(a, problem) for a in accesses_of(problem.function.statements[number]))
+        stored = (_find_stored(a, problem) for a in accesses_of(problem.function.statements[number]))
         found = [a for a in stored if (f := problem.function.tensor(a.tensor).format) is not None and f.blocks]
         if not found:
             raise
@@ -98,14 +98,14 @@ def _list_unfit_blocked_accesses(problem: SparseProblem, number: int) -> list[Ac
     return []
 
 
-def _stored(a: Access, problem: SparseProblem) -> Access:
+def _find_stored(a: Access, problem: SparseProblem) -> Access:
     """The access of the operand whose pattern the tensor of `a` shares, or `a`."""
     return representative(a, problem.function, dict(problem.shared))
 
 
-def _stored_target(s: Statement, problem: SparseProblem) -> Access:
+def _find_stored_target(s: Statement, problem: SparseProblem) -> Access:
     """The access of the operand whose pattern the target has."""
-    return _stored(Access(s.target, s.subscripts, problem.function.tensor(s.target).dtype), problem)
+    return _find_stored(Access(s.target, s.subscripts, problem.function.tensor(s.target).dtype), problem)
 
 
 def _without_blocks(symbol: Symbol) -> Format:

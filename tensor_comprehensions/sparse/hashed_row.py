@@ -50,7 +50,7 @@ class HashedRow(RowWorkspace):
         """The used slots, and as much memory to sort them."""
         return self.row.buffer("used", INT64)
 
-    def around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
+    def allocate_around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         slots, length = build.var(_SLOTS), build.var(_LENGTH)
         body = build.block(self.row.fill(self._coordinates, slots, EMPTY), body)
         body = Allocate((self._used,), body, (build.mul(length, 2),))

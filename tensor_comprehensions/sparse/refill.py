@@ -84,7 +84,7 @@ class RefillEmitter(StatementEmitter):
 
     def _with_row(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         if self._hashed is not None:
-            return self._hashed.around(body, measure)
+            return self._hashed.allocate_around(body, measure)
         return Allocate((self._row,), body, (build.maximum(self._row_extent, 1),))
 
     def _measure_rows(self, in_chunk: bool) -> Stmt:

@@ -88,7 +88,7 @@ class RowWorkspace(ABC):
     row: Row
 
     @abstractmethod
-    def around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
+    def allocate_around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         """`body`, which handles some rows, inside the allocation of the workspace.
 
         measure: emits the code that finds the most terms that one of these rows combines (see `measure_rows`).
@@ -123,7 +123,7 @@ class DenseRow(RowWorkspace):
     def _line(self) -> Buffer:
         return self.row.buffer("line", UINT8)
 
-    def around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
+    def allocate_around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         zero = build.const(0, UINT8)
         body = with_filled(self.row, self._touched, body, zero)
         body = with_filled(self.row, self._line, body, zero, LINE)
@@ -184,7 +184,7 @@ class MarkedRow(RowWorkspace):
     def _touched(self) -> Buffer:
         return self.row.buffer("touched", UINT8)
 
-    def around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
+    def allocate_around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         zero = build.const(0, UINT8)
         return Allocate((_MARK,), with_filled(self.row, self._touched, build.block(Store(_MARK, (), zero), body), zero))
 
