@@ -9,10 +9,11 @@ named sizes count rows; the other regions stay with torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
@@ -28,6 +29,8 @@ from .partition import FusedRegion
 
 PROBES = ((1009, 1511, 2003, 2503, 3001, 3511), (1013, 1523, 2011, 2521, 3011, 3517))
 """Two sets of primes to substitute for the symbols of a graph."""
+FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+"""Multiples of these primes to try where sizes must be divisible."""
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 Translate = Callable[[fx.Graph, frozenset[fx.Node]], list[FusedRegion]]
 """Takes a graph of known sizes, and nodes to leave out; returns the regions of the graph."""
@@ -94,7 +97,11 @@ def find_symbolic_regions(
     symbols = sorted(_symbols_of(graph), key=str)
     if not symbols or len(symbols) > len(PROBES[0]):
         return SymbolicRegions([], False, frozenset(graph.nodes))
-    numbers = [dict(zip(symbols, probe, strict=False)) for probe in PROBES]
+    factor = _find_factor(symbols)
+    if not factor:
+        get_logger("graph").debug("no kernel for all sizes: their equations hold for none of the numbers tried")
+        return SymbolicRegions([], False, frozenset(graph.nodes))
+    numbers = [_number_symbols(symbols, probe, factor) for probe in PROBES]
     try:
         probes = [_substitute_sizes(graph, values) for values in numbers]
     except Unsupported as reason:
@@ -137,6 +144,26 @@ def _symbols_of(graph: fx.Graph) -> set[Any]:
         if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor | torch.SymInt):
             found |= free_symbols(node.meta["val"])
     return found
+
+
+def _number_symbols(symbols: Sequence[Any], probe: Sequence[int], factor: int) -> dict[Any, int]:
+    return {symbol: prime * factor for symbol, prime in zip(symbols, probe, strict=False)}
+
+
+def _find_factor(symbols: Sequence[Any]) -> int:
+    """The factor of the least multiples of the probes for which all equations between sizes hold; 0 if none does.
+
+    The chunks of a tensor, for example, are equal for even sizes only.
+    """
+    mode = detect_fake_mode()
+    guards = [] if mode is None or mode.shape_env is None else [g.expr for g in mode.shape_env.guards]
+    equations = [e for e in guards if isinstance(e, sympy.Eq)]
+
+    def fits(factor: int) -> bool:
+        numbers = [_number_symbols(symbols, probe, factor) for probe in PROBES]
+        return all(e.subs(values) != sympy.false for e in equations for values in numbers)
+
+    return next(filter(fits, FACTORS), 0)
 
 
 def _substitute_sizes(graph: fx.Graph, numbers: Mapping[Any, int]) -> _Probe:

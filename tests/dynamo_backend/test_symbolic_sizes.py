@@ -56,6 +56,32 @@ def test_thirty_batches_train_with_two_kernels() -> None:
     assert count_kernels(lambda: train(fast, net, inputs)) == (2, 2)
 
 
+def gate_halves(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return a * torch.sigmoid(b)
+
+
+def test_halves_of_any_size_need_one_kernel() -> None:
+    """The graph is for even sizes only, so the numbers that stand for sizes have to be even."""
+    fast = torch.compile(gate_halves, backend="tensor_comprehensions", dynamic=True)
+
+    def run() -> None:
+        for shape in ((47, 76), (16, 66), (3, 14), (64, 128), (8, 512)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(fast(x), gate_halves(x))
+
+    assert count_kernels(run) == (1, 1)
+
+
+@pytest.mark.parametrize("shape", [(47, 76), (2, 38)])
+def test_gradients_of_halves(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, requires_grad=True)
+    fast = torch.compile(gate_halves, backend="tensor_comprehensions", dynamic=True)
+    (found,) = torch.autograd.grad(fast(x).sum(), x)
+    (expected,) = torch.autograd.grad(gate_halves(x).sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
 def test_sizes_that_change_become_symbols_by_themselves() -> None:
     net, fast = mlp().requires_grad_(False), torch.compile(mean_loss, backend="tensor_comprehensions")
 
