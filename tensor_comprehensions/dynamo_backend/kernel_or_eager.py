@@ -118,7 +118,7 @@ class KernelOrEager(torch.nn.Module):
         self.graph = finished_module(graph)
         self._finite, self._shows_nan = finite, shows_nan
         placeholders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-        self._announced = _layouts_of(placeholders) if symbols is None else []
+        self._announced = self._describe(placeholders)
         self.uses_kernel: bool | None = None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -141,6 +141,10 @@ class KernelOrEager(torch.nn.Module):
 
     __call__ = forward
     """Skips the hooks of a module, which take as long as a small kernel."""
+
+    def _describe(self, inputs: Sequence[Any]) -> list[object]:
+        """What each input of the region has to have: the type, and the shape unless sizes may change."""
+        return [(getattr(x, "dtype", None), None if self._symbols else getattr(x, "shape", None)) for x in inputs]
 
     def _admits_fixed_sizes(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether the fixed sizes of a call have kernels, or may still get them."""
@@ -188,7 +192,7 @@ class KernelOrEager(torch.nn.Module):
             note_decision(Decision("graph", (), "torch runs a region", "it is too expensive to run twice for a race"))
             self.uses_kernel = False
             return
-        if self._symbols is None and _layouts_of(inputs) != self._announced:
+        if self._describe(inputs) != self._announced:
             log.debug("%s: a tensor is not what torch announced: torch stays", self.op)
             self.uses_kernel = False
             return

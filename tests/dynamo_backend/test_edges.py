@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -190,6 +191,21 @@ def test_tensors_that_are_not_what_torch_announced() -> None:
         x, y = A.bfloat16().requires_grad_(), NUMBER.clone().requires_grad_()
         grads.append(torch.autograd.grad(call(x, y), (x, y)))
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_types_that_torch_did_not_announce_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch announces a float64 difference of float32 and float64, and computes one of float32 in the forward pass."""
+    wins = itertools.chain([False], itertools.repeat(True))
+    monkeypatch.setattr(kernel_or_eager, "kernel_is_faster", lambda ours, theirs: next(wins))
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return F.smooth_l1_loss(1.5 - y, x)
+
+    fast = torch.compile(function, backend="tensor_comprehensions", dynamic=True)
+    for rows in (2, 4, 3):
+        x, y = torch.randn(rows, 6, dtype=torch.float64, requires_grad=True), torch.randn(rows, 6, requires_grad=True)
+        found, expected = (torch.autograd.grad(call(x, y), (x, y)) for call in (fast, function))
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("captures", [False, True])
