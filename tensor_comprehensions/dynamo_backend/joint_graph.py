@@ -1,4 +1,4 @@
-"""The split of a joint graph into forward and backward, which decides what is saved and what is computed again."""
+"""Split a joint graph into forward and backward, and choose the values that the forward graph saves."""
 
 from __future__ import annotations
 

@@ -470,7 +470,7 @@ class CoiterationEmitter:
     ) -> Stmt:
         """The body of the loop at `depth` for the coordinate `value`, with the iterators at `places`.
 
-        then: emits what is inside; None emits the loops from the next depth on.
+        then: emits the body; None stands for the loops from the next depth on.
         """
         name = self.order[depth]
         indices = {**state.indices, name: value}

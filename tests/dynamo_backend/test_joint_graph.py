@@ -1,4 +1,4 @@
-"""What a backward graph computes again does not change which elements are equal to a maximum."""
+"""Gradients of maxima find the elements that are equal to the maximum, in whatever kernel they were computed."""
 
 from __future__ import annotations
 

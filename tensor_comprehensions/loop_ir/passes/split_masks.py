@@ -54,7 +54,7 @@ def _list_conditions(s: Stmt) -> Iterator[Expr]:
 
 
 def _find_border(condition: Expr, loop: Loop, bound: set[str]) -> _Border | None:
-    """Where `condition` changes in `loop`; None if it is no comparison of the variable with what the loop leaves alone.
+    """Where `condition` changes in `loop`; None unless it compares the variable with a loop invariant.
 
     bound: the names that the body binds.
     """

@@ -60,7 +60,7 @@ def _include_reductions(node: ScopStatement) -> ScopStatement:
 
 
 def _split_sum(node: ScopStatement) -> tuple[ScopStatement, ...]:
-    """A sum over a serial row, and what is computed from it after the last tile."""
+    """A sum over a serial row, and its epilogue, which runs after the last tile."""
     update, *finish = node.statements
     summed = _include_reductions(replace(node, cluster=None, statements=(update,)))
     return (summed, ScopStatement(_finish_name(node), tuple(finish))) if finish else (summed,)
@@ -125,7 +125,7 @@ def _nodes_of_leaf(nodes: Sequence[ScopStatement], leaf: LoopNest) -> list[ScopS
 def _finished_sums(
     nodes: Sequence[ScopStatement], scheduled: ScheduledGroup
 ) -> Iterator[tuple[ScopStatement, ScopStatement]]:
-    """The sums over the serial row with what is computed from them after the last tile."""
+    """The sums over the serial row, with their epilogues."""
     by_name = {n.name: n for n in nodes}
     for node in filter(scheduled.group.adds_up, scheduled.group.nodes):
         if _finish_name(node) in by_name:
