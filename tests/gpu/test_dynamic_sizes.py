@@ -98,6 +98,7 @@ def test_a_grid_follows_the_rows() -> None:
         assert compiled.code.bind_parameters(values).kernels[0].launch.grid == (-(-n // rows.tile), 1, 1)
 
 
+@pytest.mark.sampled
 @needs_compiler
 @pytest.mark.parametrize(
     ("source", "dynamic", "shapes"),

@@ -200,6 +200,7 @@ JAMMED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", JAMMED)
 def test_sums_of_several_elements_in_one_loop(name: str) -> None:
     """A row that elements share is loaded once for several of them; the rest of a row has a loop for each element."""

@@ -54,6 +54,7 @@ def make_operands(op: tc.Operator, n: int, density: float) -> list[tc.SparseTens
     return made
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_hash_tables_give_the_bits_of_arrays(name: str) -> None:
     array, table = (make_operator(PRODUCTS[name], choice) for choice in ("never", "always"))
