@@ -128,7 +128,8 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage], short: RowBloc
         short: a block that computes all stages, and runs instead of them if it is not shorter than the rows.
 
     Raises:
-        CannotLower: checks cannot run before all computation, or differ between blocks.
+        CannotLower: checks cannot run before all computation, or differ between blocks; or only one of `stages` and
+            `short` views memory through windows.
     """
     *stages, alone = _use_same_windows([*stages, () if short is None else (short,)], program.uses)
     modules = [m for stage in (*stages, alone) for m in modules_of(stage)]
@@ -148,6 +149,9 @@ def join_row_blocks(program: RowProgram, stages: Sequence[Stage], short: RowBloc
             body = joiner.allocate(b, body)
         if isinstance(alone, tuple) and alone:
             body = joiner.run_short(alone[0], body)
+            found = program.uses.find(body)
+            if found.accessed.keys() & found.windows.keys():
+                raise CannotLower("the short block reaches memory without the windows of the other blocks")
         kernels.append(Kernel(internal_name(program.name, name), body))
     written = {name for m in modules for name in m.written}
     return Module(

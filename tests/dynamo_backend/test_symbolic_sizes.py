@@ -82,6 +82,21 @@ def test_gradients_of_halves(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.usefixtures("small_regions")
+def test_a_gradient_that_sums_over_any_size_and_views_what_it_sums() -> None:
+    """The block for few terms would read memory directly that the other blocks read through windows."""
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        largest = x.max(0)[0]
+        return largest * y, largest.amin(-1, keepdim=True)
+
+    fast = torch.compile(program, backend="tensor_comprehensions")
+    for n in (5, 7, 6):
+        inputs = torch.randn(n, 3, 4, requires_grad=True), torch.randn(n, 3, 4, dtype=torch.float64, requires_grad=True)
+        found, expected = (torch.autograd.grad([x.sum() for x in call(*inputs)], inputs) for call in (fast, program))
+        torch.testing.assert_close(found, expected)
+
+
 def test_sizes_that_change_become_symbols_by_themselves() -> None:
     net, fast = mlp().requires_grad_(False), torch.compile(mean_loss, backend="tensor_comprehensions")
 
