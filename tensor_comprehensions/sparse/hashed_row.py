@@ -46,14 +46,14 @@ class HashedRow(RowWorkspace):
         return self.row.buffer("row", self.row.dtype)
 
     @property
-    def _used(self) -> Buffer:
+    def _used_slots(self) -> Buffer:
         """The used slots, and as much memory to sort them."""
         return self.row.buffer("used", INT64)
 
     def allocate_around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         slots, length = build.var(_SLOTS), build.var(_LENGTH)
         body = build.block(self.row.fill(self._coordinates, slots, EMPTY), body)
-        body = Allocate((self._used,), body, (build.mul(length, 2),))
+        body = Allocate((self._used_slots,), body, (build.mul(length, 2),))
         if not self.row.counts:
             body = Allocate((self._elements,), body, (slots,))
         body = Allocate((self._coordinates,), body, (slots,))
@@ -82,7 +82,7 @@ class HashedRow(RowWorkspace):
         count = Load(_COUNT, ())
         start = [] if self.row.counts else [Store(self._elements, (slot,), self.row.identity)]
         new = build.block(
-            Store(self._coordinates, (slot,), at), *start, Store(self._used, (count,), slot),
+            Store(self._coordinates, (slot,), at), *start, Store(self._used_slots, (count,), slot),
             Store(_COUNT, (), build.const(1), "+"),
         )  # fmt: skip
         return If(build.eq(build.load(self._coordinates, slot), EMPTY), new)
@@ -108,9 +108,9 @@ class HashedRow(RowWorkspace):
         one = build.block(element(build.var(at), build.load(self._elements, held)), clear)
         one = Let(at, build.load(self._coordinates, held), one)
         first = build.const(0) if self.row.counts else Load(_SOURCE, ())
-        one = Let(slot, build.load(self._used, build.add(first, build.var(number))), one)
+        one = Let(slot, build.load(self._used_slots, build.add(first, build.var(number))), one)
         loop = Loop(number, build.const(0), Load(_COUNT, ()), one)
-        return loop if self.row.counts else build.block(_sort_slots(self._used, self._coordinates, names), loop)
+        return loop if self.row.counts else build.block(_sort_slots(self._used_slots, self._coordinates, names), loop)
 
     # --- rows whose coordinates are known ------------------------------------------------------------------------
 
@@ -128,7 +128,9 @@ class HashedRow(RowWorkspace):
         slot = self.row.names.fresh(internal_name("slot"))
         held = build.var(slot)
         clear = Store(self._coordinates, (held,), EMPTY)
-        return Let(slot, build.load(self._used, number), build.block(then(build.load(self._elements, held)), clear))
+        return Let(
+            slot, build.load(self._used_slots, number), build.block(then(build.load(self._elements, held)), clear)
+        )
 
 
 def _hash(at: Expr, mask: Expr) -> Expr:

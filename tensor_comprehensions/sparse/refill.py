@@ -55,7 +55,7 @@ class RefillEmitter(StatementEmitter):
 
     @property
     def copies(self) -> int:
-        return 1 if self._hashed is not None else REFILLED_PRODUCTS
+        return 1 if self._hash_row is not None else REFILLED_PRODUCTS
 
     @property
     def _row_depth(self) -> int:
@@ -71,7 +71,7 @@ class RefillEmitter(StatementEmitter):
         return self.shared.extents(self.s.target)[self.result.format.order[-1]]
 
     @property
-    def _hashed(self) -> HashedRow | None:
+    def _hash_row(self) -> HashedRow | None:
         """The workspace, if rows are too wide for an array with an element for each coordinate."""
         if self.s.target not in self.shared.problem.wide:
             return None
@@ -83,8 +83,8 @@ class RefillEmitter(StatementEmitter):
         )  # fmt: skip
 
     def _with_row(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
-        if self._hashed is not None:
-            return self._hashed.allocate_around(body, measure)
+        if self._hash_row is not None:
+            return self._hash_row.allocate_around(body, measure)
         return Allocate((self._row,), body, (build.maximum(self._row_extent, 1),))
 
     def _measure_rows(self, in_chunk: bool) -> Stmt:
@@ -101,8 +101,8 @@ class RefillEmitter(StatementEmitter):
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self._row_depth:
             return then(state)
-        if self._hashed is not None:
-            return self._refill_hashed(self._hashed, state, then)
+        if self._hash_row is not None:
+            return self._refill_hashed(self._hash_row, state, then)
         row, dtype = self._row, self.values.type.dtype
 
         def clear(_: Expr, at: Expr) -> Stmt:
@@ -154,8 +154,8 @@ class RefillEmitter(StatementEmitter):
 
     def combine(self, state: State, value: Expr) -> Stmt:
         at = self._coordinate(state)
-        if self._hashed is not None:
-            return self._hashed.update(at, value)
+        if self._hash_row is not None:
+            return self._hash_row.update(at, value)
         return Store(self._row, (at,), build.cast(value, self._row.type.dtype), self.s.reduction)
 
     def _coordinate(self, state: State) -> Expr:

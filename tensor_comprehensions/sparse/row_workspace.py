@@ -91,7 +91,7 @@ class RowWorkspace(ABC):
     def allocate_around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         """`body`, which handles some rows, inside the allocation of the workspace.
 
-        measure: emits the code that finds the most terms that one of these rows combines (see `measure_rows`).
+        measure: emits the code that finds the most terms that one of these rows combines (see `RowMeasurer`).
         """
 
     @abstractmethod
@@ -116,7 +116,7 @@ class DenseRow(RowWorkspace):
         return self.row.buffer("row", self.row.dtype)
 
     @property
-    def _touched(self) -> Buffer:
+    def _flags(self) -> Buffer:
         return self.row.buffer("touched", UINT8)
 
     @property
@@ -125,7 +125,7 @@ class DenseRow(RowWorkspace):
 
     def allocate_around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         zero = build.const(0, UINT8)
-        body = with_filled(self.row, self._touched, body, zero)
+        body = with_filled(self.row, self._flags, body, zero)
         body = with_filled(self.row, self._line, body, zero, LINE)
         if not self.row.counts:
             body = with_filled(self.row, self._elements, body, self.row.identity)
@@ -137,7 +137,7 @@ class DenseRow(RowWorkspace):
     def combine(self, at: Expr, value: Expr) -> Stmt:
         one, group = build.const(1, UINT8), build.div(at, LINE)
         mark = build.block(Store(self._line, (group,), one), Store(_LINE, (), group))
-        marks: list[Stmt] = [Store(self._touched, (at,), one), If(build.ne(group, Load(_LINE, ())), mark)]
+        marks: list[Stmt] = [Store(self._flags, (at,), one), If(build.ne(group, Load(_LINE, ())), mark)]
         if self.row.counts:
             return build.block(*marks)
         return build.block(Store(self._elements, (at,), build.cast(value, self.row.dtype), self.row.reduction), *marks)
@@ -149,7 +149,7 @@ class DenseRow(RowWorkspace):
             return entry if self.row.counts else build.block(entry, clear)
 
         block = self.row.names.fresh(internal_name("block"))
-        lines = self._each_flag(self._line, build.var(block), lambda t: self._each_flag(self._touched, t, append_one))
+        lines = self._each_flag(self._line, build.var(block), lambda t: self._each_flag(self._flags, t, append_one))
         return Loop(block, build.const(0), _count_blocks(self.row), lines)
 
     def _each_flag(self, flags: Buffer, group: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
@@ -181,24 +181,24 @@ class MarkedRow(RowWorkspace):
     count: Buffer
 
     @property
-    def _touched(self) -> Buffer:
+    def _flags(self) -> Buffer:
         return self.row.buffer("touched", UINT8)
 
     def allocate_around(self, body: Stmt, measure: Callable[[], Stmt]) -> Stmt:
         zero = build.const(0, UINT8)
-        return Allocate((_MARK,), with_filled(self.row, self._touched, build.block(Store(_MARK, (), zero), body), zero))
+        return Allocate((_MARK,), with_filled(self.row, self._flags, build.block(Store(_MARK, (), zero), body), zero))
 
     def begin(self) -> Stmt:
         """Choose the number of the next row; clear the flags when the numbers run out."""
         zero = build.const(0, UINT8)
         length = build.mul(_count_blocks(self.row), LINE * LINE)
-        again = build.block(self.row.fill(self._touched, length, zero), Store(_MARK, (), zero))
+        again = build.block(self.row.fill(self._flags, length, zero), Store(_MARK, (), zero))
         is_last = build.eq(Load(_MARK, ()), build.const(MAX_MARK, UINT8))
         return build.block(If(is_last, again), Store(_MARK, (), build.const(1, UINT8), "+"))
 
     def combine(self, at: Expr, value: Expr) -> Stmt:
-        is_new = build.cast(build.ne(build.load(self._touched, at), Load(_MARK, ())), INT64)
-        return build.block(Store(self.count, (), is_new, "+"), Store(self._touched, (at,), Load(_MARK, ())))
+        is_new = build.cast(build.ne(build.load(self._flags, at), Load(_MARK, ())), INT64)
+        return build.block(Store(self.count, (), is_new, "+"), Store(self._flags, (at,), Load(_MARK, ())))
 
     def append(self, element: AppendElement) -> Stmt:
         """Nothing: the elements are counted already."""

@@ -51,7 +51,7 @@ C, N, D = build.var("c"), build.var("n"), build.var("d")
 Tile = Callable[[Expr], Stmt]
 
 
-def transposed(first: Expr, rows: Expr | None = None) -> Stmt:
+def copy_transposed(first: Expr, rows: Expr | None = None) -> Stmt:
     """The tile of the rows from `first` on: columns of `x` become rows of the panel (from `rows` on, if given)."""
     lanes = [build.var(f"v{k}", FLOAT32, SIDE) for k in range(LINES)]
     pairs = ((0, 2), (1, 3))
@@ -71,7 +71,7 @@ def transposed(first: Expr, rows: Expr | None = None) -> Stmt:
 
 
 def pair_of_tiles(first: Expr) -> Stmt:
-    return build.block(transposed(first), transposed(build.add(first, SIDE)))
+    return build.block(copy_transposed(first), copy_transposed(build.add(first, SIDE)))
 
 
 def copy_loop(tile: Tile, rows: int) -> Loop:
@@ -99,7 +99,7 @@ def join(block: RowBlock) -> Module:
     return bind_variables(joined, 1, [(rows_variable(0), rows), ("stride", build.var(rows_variable(0)))])
 
 
-@pytest.mark.parametrize(("tile", "rows"), [(transposed, SIDE), (pair_of_tiles, 2 * SIDE)])
+@pytest.mark.parametrize(("tile", "rows"), [(copy_transposed, SIDE), (pair_of_tiles, 2 * SIDE)])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 15, 16, 17, 18, 33])
 def test_the_last_iteration_copies_the_last_rows(tile: Tile, rows: int, count: int) -> None:
     block = block_of(copy_loop(tile, rows))
@@ -116,20 +116,20 @@ def test_the_last_iteration_copies_the_last_rows(tile: Tile, rows: int, count: i
 def test_a_pair_of_tiles_is_copied_tile_by_tile() -> None:
     _, found = find_row_copies(copy_loop(pair_of_tiles, 2 * SIDE), ROWS, {"x": 1})
     (copy,) = found.values()
-    assert (copy.each, copy.rows, copy.part) == (2 * SIDE, SIDE, transposed(build.mul(C, 2 * SIDE)))
+    assert (copy.each, copy.rows, copy.part) == (2 * SIDE, SIDE, copy_transposed(build.mul(C, 2 * SIDE)))
 
 
 def test_a_single_row_is_copied_element_by_element() -> None:
-    body, _ = find_row_copies(copy_loop(transposed, SIDE), ROWS, {"x": 1})
+    body, _ = find_row_copies(copy_loop(copy_transposed, SIDE), ROWS, {"x": 1})
     stores = [s for s in walk_stmts(body) if isinstance(s, Store)]
     elements = [Store(PANEL, (C, build.const(d)), Load(X, (build.const(d), C))) for d in range(LINES)]
     assert stores == elements
 
 
 OTHERS: dict[str, Stmt] = {
-    "rows in another order": copy_loop(lambda first: transposed(first, build.sub(ROWS - SIDE, first)), SIDE),
-    "one row for all": copy_loop(lambda first: transposed(first, build.const(0)), SIDE),
-    "a part of the rows": Loop("c", build.const(0), build.const(3), transposed(build.mul(C, SIDE))),
+    "rows in another order": copy_loop(lambda first: copy_transposed(first, build.sub(ROWS - SIDE, first)), SIDE),
+    "one row for all": copy_loop(lambda first: copy_transposed(first, build.const(0)), SIDE),
+    "a part of the rows": Loop("c", build.const(0), build.const(3), copy_transposed(build.mul(C, SIDE))),
     "one of two rows": copy_loop(
         lambda first: Store(
             PANEL, (first, build.ramp(0, 1, LINES)), Load(X, (build.const(0), build.ramp(first, 1, 2)))
@@ -163,7 +163,7 @@ def test_other_loops_are_no_copies_of_rows(name: str) -> None:
 
 
 def test_the_verifier_finds_copies_that_end_behind_the_rows() -> None:
-    module = join(block_of(copy_loop(transposed, SIDE)))
+    module = join(block_of(copy_loop(copy_transposed, SIDE)))
     verify(module)
 
     def begin_late(s: Stmt) -> Stmt:
