@@ -24,10 +24,9 @@ test: $(VENV)/installed
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest $(PARALLEL) --fast $(PYTEST_FLAGS)
 
-# Every case of tests that draw some of theirs, and the random suites: so many programs each, with new seeds, which are
-# printed.
+# Every case of every test, and the random suites: so many programs each, with new seeds, which are printed.
 test-long: $(VENV)/installed
-	$(BIN)/python -m pytest $(PARALLEL) --every-case -m sampled $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(PARALLEL) --every-case $(PYTEST_FLAGS)
 	$(BIN)/python -m tools.fuzz --examples $(EXAMPLES)
 
 # The same with the processor taken for older ones.

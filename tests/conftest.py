@@ -7,6 +7,7 @@ import os
 import secrets
 from collections import defaultdict
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from random import Random
 
@@ -41,13 +42,14 @@ class Golden:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="rewrite the golden files with what the tests now produce")
     parser.addoption("--examples", type=int, help="so many random programs for each property, whatever a test says")
-    parser.addoption("--every-case", action="store_true", help="run every case of tests that draw some of theirs")
+    parser.addoption("--every-case", action="store_true", help="run every case of slow tests")
     parser.addoption("--fast", action="store_true", help="run one case of a slow test, or none if a case is slow")
     parser.addoption("--long", action="store_true", help="run a hundred times as many random programs, for hours")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sampled: its cases are alike; a run draws SAMPLE seconds of them")
+    config.addinivalue_line("markers", "every_case: no run leaves out a case")
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
     if is_whole and not (config.getoption("--every-case") or hasattr(config, "workerinput")):
         os.environ.setdefault(SEED, str(secrets.randbits(32)))  # the processes of a parallel run inherit it
@@ -89,15 +91,16 @@ def pytest_collection_finish() -> None:
 
 
 def _draw_cases(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
-    """All tests; of those marked `sampled`, as many cases as take `SAMPLE` seconds by the table of slow tests."""
+    """Of each slow test as many cases as take `SAMPLE` seconds, and `LEAST_SHARE` of them unless they are alike."""
     average = _read_slow_tests()
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sampled") and _name_of(item) in average:
+        if _name_of(item) in average and not item.get_closest_marker("every_case"):
             cases[_name_of(item)].append(item)
     left_out: set[pytest.Item] = set()
     for name, own in cases.items():
-        count = max(1, round(SAMPLE / average[name]))
+        share = 0 if own[0].get_closest_marker("sampled") else LEAST_SHARE
+        count = max(1, round(SAMPLE / average[name]), ceil(share * len(own)))
         left_out |= set(own) - set(Random(seed + name).sample(own, min(count, len(own))))
     return [item for item in items if item not in left_out]
 
@@ -135,11 +138,13 @@ def _draw_examples(items: list[pytest.Item], examples: int) -> None:
 
 
 SEED = "TC_TEST_SEED"
-"""The variable that draws the cases of tests marked `sampled`. Tests named on the command line run all of theirs."""
+"""The variable that draws the cases of slow tests. Tests named on the command line run all of theirs."""
 SLOW_TESTS = Path(__file__).parent / "slow_tests.tsv"
 """Made by `tools/slow_tests.py`."""
 SAMPLE = 2.0
-"""Seconds for the cases of a test marked `sampled`."""
+"""Seconds for the cases of a slow test."""
+LEAST_SHARE = 0.25
+"""Of the cases of a slow test that are not alike, such as programs that were wrong once, what a run takes at least."""
 FAST_CASE = 0.15
 """Seconds of a case that a fast run takes."""
 LONG_CASE = 5.0

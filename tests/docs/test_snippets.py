@@ -50,6 +50,7 @@ def compile_snippet(snippet: Snippet, page: Path) -> object:
     return compile("\n" * snippet.line + snippet.text, str(page), "exec")
 
 
+@pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore:Sparse .* support is in beta")
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_python_runs(page: Path) -> None:
