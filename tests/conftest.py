@@ -100,7 +100,8 @@ def _draw_cases(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
     left_out: set[pytest.Item] = set()
     for name, own in cases.items():
         share = 0 if own[0].get_closest_marker("sampled") else LEAST_SHARE
-        count = max(1, round(SAMPLE / average[name]), ceil(share * len(own)))
+        quick = round(SAMPLE / average[name]) if average[name] else len(own)
+        count = max(1, quick, ceil(share * len(own)))
         left_out |= set(own) - set(Random(seed + name).sample(own, min(count, len(own))))
     return [item for item in items if item not in left_out]
 
