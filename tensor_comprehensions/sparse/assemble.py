@@ -32,7 +32,7 @@ from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
 from ..thresholds import ADDED_PRODUCTS, APPENDED_ELEMENTS, ROW_CHUNK_MULTIPLE
 from .absent_operands import is_additive
-from .chunks import parallelize_outer_loop
+from .chunks import CHUNKS, WORK, parallelize_outer_loop
 from .emit import StatementEmitter
 from .graph import needs_row_workspace
 from .hashed_row import HashedRow, RowMeasurer
@@ -52,10 +52,16 @@ def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
 
 
 def body_of_chunk(s: Stmt) -> Stmt:
-    """The body of the parallel loop of `s`, or all of `s` if there is none."""
+    """The body of the parallel loop of `s`, with the values bound outside of it, or all of `s` if there is none.
+
+    The values from which chunks follow are not bound again: `s` makes the chunks in which the body is to be.
+    """
     if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
         return s.body
-    return body_of_chunk(s.body) if isinstance(s, Let) else s
+    if isinstance(s, Let):
+        body = body_of_chunk(s.body)
+        return body if s.name in (CHUNKS, WORK) else replace(s, body=body)
+    return s
 
 
 @dataclass(frozen=True, slots=True)

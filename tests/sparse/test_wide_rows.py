@@ -29,6 +29,12 @@ PRODUCTS = {
     }""",
     "a vector": "def f(double(K) A: s, double(K,M) B: csr) -> (C: s) { C(j) +=! A(k) * B(k,j) }",
     "rows that exist": "def f(double(N,K) A: ss, double(K,M) B: csr) -> (C: ss) { C(i,j) +=! A(i,k) * B(k,j) }",
+    "rows of those that exist": """def f(double(N,K) A: ss, double(K,M) B: csr) -> (C: csr) {
+        C(i,j) +=! A(i,k) * B(k,j)
+    }""",
+    "columns of a sum of a vector": """def f(int64(N) A: s, int64(N,K) B: dd, int64(K,M) ZN: csr) -> (C: csc) {
+        C(h,m) *=! A(m) + B(m,k) where k in 1:1, h in 0:N
+    }""",
     "rows of rows": "def f(double(N,N,K) A: dds, double(K,M) B: csr) -> (C: dds) { C(i,h,j) +=! A(i,h,k) * B(k,j) }",
 }
 
