@@ -31,6 +31,7 @@ PROBES = ((1009, 1511, 2003, 2503, 3001, 3511), (1013, 1523, 2011, 2521, 3011, 3
 """Two sets of primes to substitute for the symbols of a graph."""
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Multiples of these primes to try where sizes must be divisible."""
+SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 Translate = Callable[[fx.Graph, frozenset[fx.Node]], list[FusedRegion]]
 """Takes a graph of known sizes, and nodes to leave out; returns the regions of the graph."""
@@ -139,11 +140,14 @@ def find_varying(function: Function, numbers: Mapping[str, int]) -> tuple[str, .
 
 
 def _symbols_of(graph: fx.Graph) -> set[Any]:
-    found: set[Any] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor | torch.SymInt):
-            found |= free_symbols(node.meta["val"])
-    return found
+    return {symbol for n in graph.nodes if n.op == "placeholder" for symbol in _list_symbols(n.meta.get("val"))}
+
+
+def _list_symbols(value: Any) -> set[Any]:
+    """The symbols of a value: a tensor or a number or several of them."""
+    if isinstance(value, tuple | list):
+        return {symbol for x in value for symbol in _list_symbols(x)}
+    return set(free_symbols(value)) if isinstance(value, Tensor | SYMBOLIC) else set()
 
 
 def _number_symbols(symbols: Sequence[Any], probe: Sequence[int], factor: int) -> dict[Any, int]:
@@ -167,16 +171,20 @@ def _find_factor(symbols: Sequence[Any]) -> int:
 
 
 def _substitute_sizes(graph: fx.Graph, numbers: Mapping[Any, int]) -> _Probe:
-    """`graph` with these numbers for its symbols."""
+    """`graph` with these numbers for its symbols; values of other sizes, which operations find, stay as they are."""
     new, made, refused = fx.Graph(), dict[fx.Node, fx.Node](), set[fx.Node]()
+    found = {n for n in graph.nodes if _list_symbols(n.meta.get("val")) - numbers.keys()}
     with detect_fake_mode() or FakeTensorMode():
-        values = {n: _substitute_symbols(n.meta.get("val"), numbers) for n in graph.nodes}
+        values = {n: n.meta.get("val") for n in graph.nodes}
+        values |= {n: _substitute_symbols(value, numbers) for n, value in values.items() if n not in found}
+    known = {n for n in graph.nodes if is_size(n)} - found
     for node in graph.nodes:
-        if is_number(node):
+        if is_number(node) and all(map(is_number, node.all_input_nodes)):
             made[node] = new.placeholder(node.name)
         else:
-            made[node] = new.node_copy(node, lambda n: values[n] if is_size(n) else made[n])
-            if any(is_number(n) and not is_size(n) for n in node.all_input_nodes):
+            made[node] = new.node_copy(node, lambda n: values[n] if n in known else made[n])
+            read = node.all_input_nodes
+            if node in found or is_number(node) or any(n in found or (is_number(n) and not is_size(n)) for n in read):
                 refused.add(made[node])
         made[node].meta = {**node.meta, "val": values[node]}
     return _Probe(new, {copy: node for node, copy in made.items()}, frozenset(refused))
@@ -184,7 +192,7 @@ def _substitute_sizes(graph: fx.Graph, numbers: Mapping[Any, int]) -> _Probe:
 
 def is_number(node: fx.Node) -> bool:
     """Whether the value of a node is a symbolic number."""
-    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+    return isinstance(node.meta.get("val"), SYMBOLIC)
 
 
 def is_size(node: fx.Node) -> bool:

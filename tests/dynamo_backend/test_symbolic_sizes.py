@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import tensor_comprehensions as tc
@@ -228,6 +229,47 @@ def test_defs_that_differ_in_more_are_not() -> None:
     assert _merge_defs(first, second)[0] == ""
     assert _merge_defs("x(3) = 2", "x(3) = 2 + 1")[0] == ""
     assert _merge_defs("x(3) = 0.5", "x(3) = 0.25")[0] == ""
+
+
+def positive_elements(x: Tensor) -> Sequence[Tensor]:
+    y = x[x > 0] * 2
+    return y.sum() + y.exp().mean(), y.relu() + 1, (x * 3).tanh() * 2
+
+
+def repeated_rows(x: Tensor) -> Sequence[Tensor]:
+    return (torch.repeat_interleave(x, torch.arange(x.shape[0]) % 3, dim=0).tanh() * 2,)
+
+
+def rows_by_a_sum(x: Tensor) -> Sequence[Tensor]:
+    n = int(x.abs().sum().int().item())
+    check: Callable[[bool], None] = torch._check
+    check(n >= 2)
+    check(n < 100)
+    return ((torch.zeros(n, x.shape[0]) + x.sum(1)).tanh().sum(0) * 2,)
+
+
+def dropout_with_its_state(x: Tensor) -> Sequence[Tensor]:
+    dropped = torch.utils.checkpoint.checkpoint(lambda x: F.dropout(F.gelu(x), 0.3), x, use_reentrant=False)
+    return (dropped * 2 + 1,)
+
+
+@pytest.mark.usefixtures("small_regions")
+@pytest.mark.parametrize(
+    "function", [positive_elements, repeated_rows, rows_by_a_sum, dropout_with_its_state], ids=lambda f: f.__name__
+)
+def test_sizes_that_operations_find_stay_with_torch(function: Callable[[Tensor], Sequence[Tensor]]) -> None:
+    """They are not among the symbols of the inputs, and a number read from a kernel's result is its result."""
+    fast = torch.compile(function, backend="tensor_comprehensions", dynamic=True)
+    for rows in (5, 7, 6):
+        x, other = (torch.linspace(-1, 1, rows * 4).view(rows, 4).requires_grad_() for _ in range(2))
+        results = []
+        for f, given in ((function, x), (fast, other)):
+            torch.manual_seed(rows)
+            with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+                results.append(f(given))
+            torch.stack([y.sum() for y in results[-1]]).sum().backward()
+        torch.testing.assert_close(results[1], results[0])
+        torch.testing.assert_close(other.grad, x.grad)
 
 
 def test_taps_that_may_be_as_large_as_images_stay_with_torch() -> None:
