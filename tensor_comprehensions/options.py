@@ -79,7 +79,7 @@ class SparseOptions:
         gather: whether sums over stored positions are vectorized with gathers: "always", "never", or "auto": if the
             processor gathers fast.
         hash_rows: whether rows of sparse results that are written out of order are combined in hash tables instead of
-            arrays: "always", "never", or "auto": if a row has more than 2^22 coordinates.
+            arrays: "always", "never", or "auto": if a row has more than 2^21 coordinates.
     """
 
     order: tuple[str, ...] = field(default=(), metadata={"example": "i"})

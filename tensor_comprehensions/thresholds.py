@@ -327,7 +327,7 @@ ADDED_PRODUCTS = 4
 """Products per iteration of the innermost loop that adds to a row."""
 APPENDED_ELEMENTS = 4
 """Elements that are appended at once."""
-MAX_ARRAY_ROW = 2**22
+MAX_ARRAY_ROW = 2**21
 """Maximum coordinates of a row of a sparse result that is combined in an array, of 9 bytes for each coordinate."""
 REFILLED_PRODUCTS = 4
 """Products per iteration of the innermost loop that refills a row: they add to different elements, so none waits."""
