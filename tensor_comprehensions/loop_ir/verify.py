@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
 
 from typing_extensions import assert_never
 
-from ..core.dtypes import BOOL, FLOAT32, INT64, UINT64
+from ..core.dtypes import BOOL, INT64, UINT64
 from ..core.errors import InternalError
-from ..core.math_functions import FUNCTIONS, TF32
 from . import build, intervals
 from .async_operand_checks import (
     box_fault,
@@ -21,7 +19,6 @@ from .async_operand_checks import (
 )
 from .atoms import ATOMS, ROW_BYTES, WARP
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds, lower_bound, upper_bound
-from .instructions import INSTRUCTIONS
 from .intrinsics import (
     ALL_THREADS,
     BARRIER_INIT,
@@ -33,16 +30,10 @@ from .intrinsics import (
     Intrinsic,
 )
 from .nodes import (
-    ARITHMETIC,
-    BITS,
-    COMPARISONS,
     Allocate,
     Binary,
     Block,
-    Broadcast,
     Buffer,
-    Call,
-    Cast,
     Check,
     Const,
     Expr,
@@ -55,19 +46,16 @@ from .nodes import (
     LoopKind,
     Module,
     Ramp,
-    ReduceLanes,
-    Select,
-    Shuffle,
     Space,
     Stmt,
     Store,
     TensorMap,
     Type,
-    Unary,
     Var,
     While,
     Window,
 )
+from .operand_types import operands_fit
 from .rewrite import allocated_buffers, children, walk_expr, walk_stmt_exprs, walk_stmts, written_buffers
 from .show import format_program
 from .swizzled_buffer import contiguous_elements, swizzle_fault
@@ -541,66 +529,9 @@ def _verify_expr(e: Expr, place: _Place) -> Type:
         case Load(buffer, indices, mask):
             return _verify_access(buffer, indices, mask, place, e)
     types = [_verify_expr_once(c, place) for c in children(e)]
-    if not _KINDS[type(e)](e, types):
+    if not operands_fit(e, types):
         raise InternalError(f"operands of types {', '.join(map(str, types))} do not fit: {_format_node_excerpt(e)}")
     return e.type
-
-
-def _fits_binary(e: Binary, types: list[Type]) -> bool:
-    left, right = types
-    if e.op in ("and", "or"):
-        return left == right and left.dtype.is_bool
-    return left == right and (e.op in COMPARISONS or (e.op in ARITHMETIC and not left.dtype.is_bool))
-
-
-def _fits_unary(e: Unary, types: list[Type]) -> bool:
-    return e.op == "not" if types[0].dtype.is_bool else e.op == "neg"
-
-
-def _fits_select(_: Select, types: list[Type]) -> bool:
-    return types[1] == types[2] and types[0] == Type(BOOL, types[1].lanes)
-
-
-def _fits_call(e: Call, types: list[Type]) -> bool:
-    if instruction := INSTRUCTIONS.get(e.function):
-        return types == [Type(dtype, types[0].lanes) for dtype in instruction.operands]
-    known = FUNCTIONS.get(e.function)
-    same = all(t == types[0] for t in types)
-    narrow = e.function != TF32 or types[0].dtype == FLOAT32
-    return known is not None and known.arity == len(types) and same and types[0].dtype.is_float and narrow
-
-
-def _fits_ramp(e: Ramp, types: list[Type]) -> bool:
-    return types[0].lanes == 1 and types[0].dtype.is_integer and e.lanes > 1
-
-
-def _fits_broadcast(e: Broadcast, types: list[Type]) -> bool:
-    return types[0].lanes == 1 and e.lanes > 1
-
-
-def _fits_shuffle(e: Shuffle, types: list[Type]) -> bool:
-    left, right = types
-    inside = all(0 <= lane < 2 * left.lanes for lane in e.lanes)
-    return left == right and left.lanes > 1 and len(e.lanes) > 1 and inside
-
-
-def _fits_reduction(e: ReduceLanes, types: list[Type]) -> bool:
-    ops = ("and", "or") if types[0].dtype.is_bool else ("+", "*", "min", "max")
-    packs = e.op == BITS and types[0].dtype.is_bool and types[0].lanes <= 64
-    return types[0].lanes > 1 and (e.op in ops or packs)
-
-
-_KINDS: dict[type, Callable[..., bool]] = {
-    Binary: _fits_binary,
-    Unary: _fits_unary,
-    Select: _fits_select,
-    Call: _fits_call,
-    Ramp: _fits_ramp,
-    Broadcast: _fits_broadcast,
-    ReduceLanes: _fits_reduction,
-    Shuffle: _fits_shuffle,
-    Cast: lambda _, types: True,
-}
 
 
 def _format_node_excerpt(node: Stmt | Expr) -> str:
