@@ -182,10 +182,8 @@ class DefBuilder:
             _format_index_ranges(_make_index_names(x), x.loops),
         )
         names = _make_index_names(term)
-        ranges = ", ".join(_format_index_ranges(names, term.loops))
-        self._statements.append(
-            _Statement(made.tensor, tuple(subscripts(names)), f"+= {term.at(names)} where {ranges}")
-        )
+        clause = _format_where(_format_index_ranges(names, term.loops))
+        self._statements.append(_Statement(made.tensor, tuple(subscripts(names)), f"+= {term.at(names)}{clause}"))
         return made
 
     def is_deep(self, x: Value) -> bool:
@@ -201,8 +199,7 @@ class DefBuilder:
     ) -> Value:
         text, ranges = _without_repeats(like, names, operator, text, ranges)
         tensor = f"t{len(self._statements)}"
-        where = f" where {', '.join(ranges)}" if ranges else ""
-        self._statements.append(_Statement(tensor, tuple(names), f"{operator} {text}{where}"))
+        self._statements.append(_Statement(tensor, tuple(names), f"{operator} {text}{_format_where(ranges)}"))
         return Value(like.groups, lambda i: _format_access(tensor, i), like.dtype, access=True, tensor=tensor)
 
 
@@ -233,6 +230,11 @@ def _make_index_names(x: Value) -> list[str]:
 
 def _format_index_ranges(names: Sequence[str], extents: Sequence[int]) -> list[str]:
     return [f"{name} in 0:{n}" for name, n in zip(names, extents, strict=True)]
+
+
+def _format_where(ranges: Sequence[str]) -> str:
+    """The clause with these ranges at the end of a statement; "" if there are none."""
+    return f" where {', '.join(ranges)}" if ranges else ""
 
 
 def _format_flat_index(names: Sequence[str], extents: Sequence[int]) -> str:

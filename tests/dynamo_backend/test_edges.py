@@ -59,6 +59,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "lookups in a number": (
         lambda x: (x * 2).index_select(0, torch.tensor(0)) + x.index_add(0, torch.tensor(0), x * 3), (NUMBER,)
     ),
+    "a sum by the index of one element": (
+        lambda x: x[0].scatter_add(0, torch.tensor([4]), (x * 3)[0, :1]) * 2 + x[1], (A,)
+    ),
     "biases that do not count": (
         lambda b, x, y: (
             torch.addmm(b, x, y, beta=0) + 1, torch.addmm(b, x, y, beta=0, alpha=2).exp(),
