@@ -223,3 +223,29 @@ def test_sums_over_many_rows_round_less_than_one_long_sum() -> None:
         long_sum += w[:, row, :, None] * x[:, row, None]
     found = op(x, y)[1]
     assert (found - exact).square().mean() < (long_sum - exact).square().mean() / 8
+
+
+@pytest.mark.parametrize(("heads_last", "adds_mask"), [(True, False), (False, False), (True, True)])
+def test_values_per_row_in_any_order_leave_the_lanes_along_the_rows(heads_last: bool, adds_mask: bool) -> None:
+    """Torch stores one logarithm per row with the heads last. All keys were transposed for each tile because of it."""
+    given, added = (", float(B,Q,K) mask", " + mask(b,q,k)") if adds_mask else ("", "")
+    text = f"""def f(float(B,H,Q,D) x, float(B,H,K,D) y, float(B,H,Q) peak{given}) -> (o) {{
+        s(b,h,q,k) +=! x(b,h,q,d) * y(b,h,k,d)
+        w(b,h,q,k) = exp(s(b,h,q,k){added} - peak(b,h,q))
+        o(b,h,q,d) +=! w(b,h,q,k) * y(b,h,k,d)
+    }}"""
+    x, y, peak, mask = (
+        torch.randn(2, 4, 130, 16) / 4,
+        torch.randn(2, 4, 48, 16),
+        torch.rand(2, 4, 130),
+        torch.rand(2, 130, 48),
+    )
+    if heads_last:
+        peak = peak.transpose(1, 2).contiguous().transpose(1, 2)
+    arguments = (x, y, peak, mask) if adds_mask else (x, y, peak)
+    kernel = tc.define(text).f.compile(*arguments)
+    s = x.double() @ y.double().transpose(2, 3) + (mask[:, None] if adds_mask else 0)
+    expected = (s - peak[..., None]).exp() @ y.double()
+    torch.testing.assert_close(kernel(*arguments).double(), expected, rtol=1e-4, atol=1e-3)
+    (lanes,) = (line for line in kernel.source("schedule").splitlines() if "pack(" in line)
+    assert ("vectorize('q'" in lanes) != adds_mask
