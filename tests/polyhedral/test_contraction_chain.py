@@ -249,3 +249,26 @@ def test_values_per_row_in_any_order_leave_the_lanes_along_the_rows(heads_last: 
     torch.testing.assert_close(kernel(*arguments).double(), expected, rtol=1e-4, atol=1e-3)
     (lanes,) = (line for line in kernel.source("schedule").splitlines() if "pack(" in line)
     assert ("vectorize('q'" in lanes) != adds_mask
+
+
+@pytest.mark.parametrize("factors", [1, 2])
+def test_one_mask_is_read_strided_instead_of_transposing_two_factors(factors: int) -> None:
+    """The gradient of attention with a mask transposed all keys and values for each tile."""
+    second = "t(b,q,k) +=! z(b,q,d) * v(b,k,d)" if factors == 2 else "t(b,q,k) = s(b,q,k)"
+    text = f"""def f(float(B,Q,D) x, float(B,K,D) y, float(B,Q,D) z, float(B,K,D) v, bool(B,Q,K) kept) -> (o) {{
+        s(b,q,k) +=! x(b,q,d) * y(b,k,d)
+        {second}
+        w(b,q,k) = kept(b,q,k) ? s(b,q,k) * t(b,q,k) : 0.0
+        o(b,q,d) +=! w(b,q,k) * v(b,k,d) * z(b,q,d)
+    }}"""
+    x, z = (torch.randn(4, 130, 16) for _ in range(2))
+    y, v = (torch.randn(4, 48, 16) for _ in range(2))
+    kept = torch.rand(4, 130, 48) > 0.3
+    kernel = tc.define(text).f.compile(x, y, z, v, kept)
+    s = x.double() @ y.double().transpose(1, 2)
+    t = z.double() @ v.double().transpose(1, 2) if factors == 2 else s
+    expected = ((s * t).where(kept, 0) @ v.double()) * z.double()
+    torch.testing.assert_close(kernel(x, y, z, v, kept).double(), expected, rtol=1e-3, atol=1e-2)
+    chosen = kernel.source("schedule")
+    assert chosen.count("vectorize('q'") == (2 if factors == 2 else 0)
+    assert kernel.resources["kernels"] == 1
