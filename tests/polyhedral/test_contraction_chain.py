@@ -223,3 +223,52 @@ def test_sums_over_many_rows_round_less_than_one_long_sum() -> None:
         long_sum += w[:, row, :, None] * x[:, row, None]
     found = op(x, y)[1]
     assert (found - exact).square().mean() < (long_sum - exact).square().mean() / 8
+
+
+@pytest.mark.parametrize(("heads_last", "adds_mask"), [(True, False), (False, False), (True, True)])
+def test_values_per_row_in_any_order_leave_the_lanes_along_the_rows(heads_last: bool, adds_mask: bool) -> None:
+    """Torch stores one logarithm per row with the heads last. All keys were transposed for each tile because of it."""
+    given, added = (", float(B,Q,K) mask", " + mask(b,q,k)") if adds_mask else ("", "")
+    text = f"""def f(float(B,H,Q,D) x, float(B,H,K,D) y, float(B,H,Q) peak{given}) -> (o) {{
+        s(b,h,q,k) +=! x(b,h,q,d) * y(b,h,k,d)
+        w(b,h,q,k) = exp(s(b,h,q,k){added} - peak(b,h,q))
+        o(b,h,q,d) +=! w(b,h,q,k) * y(b,h,k,d)
+    }}"""
+    x, y, peak, mask = (
+        torch.randn(2, 4, 130, 16) / 4,
+        torch.randn(2, 4, 48, 16),
+        torch.rand(2, 4, 130),
+        torch.rand(2, 130, 48),
+    )
+    if heads_last:
+        peak = peak.transpose(1, 2).contiguous().transpose(1, 2)
+    arguments = (x, y, peak, mask) if adds_mask else (x, y, peak)
+    kernel = tc.define(text).f.compile(*arguments)
+    s = x.double() @ y.double().transpose(2, 3) + (mask[:, None] if adds_mask else 0)
+    expected = (s - peak[..., None]).exp() @ y.double()
+    torch.testing.assert_close(kernel(*arguments).double(), expected, rtol=1e-4, atol=1e-3)
+    (lanes,) = (line for line in kernel.source("schedule").splitlines() if "pack(" in line)
+    assert ("vectorize('q'" in lanes) != adds_mask
+
+
+@pytest.mark.parametrize("factors", [1, 2])
+def test_one_mask_is_read_strided_instead_of_transposing_two_factors(factors: int) -> None:
+    """The gradient of attention with a mask transposed all keys and values for each tile."""
+    second = "t(b,q,k) +=! z(b,q,d) * v(b,k,d)" if factors == 2 else "t(b,q,k) = s(b,q,k)"
+    text = f"""def f(float(B,Q,D) x, float(B,K,D) y, float(B,Q,D) z, float(B,K,D) v, bool(B,Q,K) kept) -> (o) {{
+        s(b,q,k) +=! x(b,q,d) * y(b,k,d)
+        {second}
+        w(b,q,k) = kept(b,q,k) ? s(b,q,k) * t(b,q,k) : 0.0
+        o(b,q,d) +=! w(b,q,k) * v(b,k,d) * z(b,q,d)
+    }}"""
+    x, z = (torch.randn(4, 130, 16) for _ in range(2))
+    y, v = (torch.randn(4, 48, 16) for _ in range(2))
+    kept = torch.rand(4, 130, 48) > 0.3
+    kernel = tc.define(text).f.compile(x, y, z, v, kept)
+    s = x.double() @ y.double().transpose(1, 2)
+    t = z.double() @ v.double().transpose(1, 2) if factors == 2 else s
+    expected = ((s * t).where(kept, 0) @ v.double()) * z.double()
+    torch.testing.assert_close(kernel(x, y, z, v, kept).double(), expected, rtol=1e-3, atol=1e-2)
+    chosen = kernel.source("schedule")
+    assert chosen.count("vectorize('q'") == (2 if factors == 2 else 0)
+    assert kernel.resources["kernels"] == 1

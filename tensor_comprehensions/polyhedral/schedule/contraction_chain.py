@@ -6,7 +6,7 @@ which only one factor depends, a tile takes as many as fit into L2; all of them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -115,14 +115,15 @@ def with_chain_layouts(
 
     Products are vectorized along the contiguous dimension of the result. If the factor that depends on it is contiguous
     along another one, every tile would transpose all of that factor; with lanes along the rows, only the tile's part is
-    transposed. But if operands such as an elementwise mask are added to the result, these would need transposing, so
-    the layout stays.
+    transposed. But operands such as an elementwise mask, combined with the result, would then be read strided. The
+    layout stays if these are as many as the factors.
     """
     row = tiled_row(group)
     if row is None or sizes[row] == 1:
         return function
     names = _temporaries_stored_rows_last(function, group, row, frozenset(t.name for t in local))
-    if any(_reads_strided_along_row(function, n, group.rows[row].index_and_shift(n)[0], names) for n in group.nodes):
+    strided = {tensor for n in group.nodes for tensor in _find_strided_operands(function, group, n, row, names)}
+    if len(strided) >= sum(_transposes_factor(function, n, group, row) for n in group.nodes):
         return function
     return replace(
         function,
@@ -158,18 +159,24 @@ def _transposes_factor(function: BoundFunction, node: ScopStatement, group: Fusi
     )
 
 
-def _reads_strided_along_row(function: BoundFunction, node: ScopStatement, row: str, local: frozenset[str]) -> bool:
-    """Whether lanes along `row` would stride through operands that `node` combines pointwise with temporaries."""
+def _find_strided_operands(
+    function: BoundFunction, group: FusionGroup, node: ScopStatement, row: int, local: frozenset[str]
+) -> Iterator[str]:
+    """The operands that `node` combines pointwise with temporaries, through which lanes along `row` would stride.
+
+    Operands that are contiguous along a batch row do not count: a tile reads one element per row of them, such as the
+    logarithms of sums that attention's gradient subtracts.
+    """
+    rows = [r.index_and_shift(node)[0] for r in group.rows]
     factors = () if node.cluster is None else (node.cluster.left, node.cluster.right)
     multiplied = {a for f in factors for a in walk_expr(f) if isinstance(a, tc.Access)}
     accesses = (*node.writes, *node.reads)
     held = [frozenset(x for e in a.subscripts for x in collect_index_names(e)) for a in accesses if a.tensor in local]
     for access in (a for a in node.reads if a.tensor not in local and a not in multiplied):
         steps = {i.name: access_stride(function, access, i.name) for i in (*node.free, *node.reduction_indices)}
-        along = {name for name, step in steps.items() if step == 1}
-        if steps.get(row) not in (0, 1) and along and any({row} | along <= names for names in held):
-            return True
-    return False
+        along = {name for name, step in steps.items() if step == 1}.difference(rows)
+        if steps.get(rows[row]) not in (0, 1) and along and any({rows[row]} | along <= names for names in held):
+            yield access.tensor
 
 
 def _with_rows_last(tensor: Tensor, group: FusionGroup, row: int) -> Tensor:
