@@ -14,11 +14,13 @@ from .compiled_kernel import BlockSize
 
 SHARED_OPERAND_BLOCK_ROWS: tuple[int, ...] = (32, 8, 1)
 """Block sizes if all rows are multiplied by one matrix: large blocks for register tiles, small ones for the rest."""
+COLUMN_OPERAND_BLOCK_ROWS: tuple[int, ...] = (24, 8, 1)
+"""Block sizes if that matrix is read in whole vectors: register tiles of AVX2 have 6 rows, those of AVX-512 6 to 14."""
 LARGE_OPERAND_BLOCK_ROWS: tuple[int, ...] = (64, 16, 8, 1)
 """Block sizes if that matrix has `MIN_LARGE_OPERAND_ELEMENTS` elements or more: each block reads it from beyond L2."""
 MIN_LARGE_OPERAND_ELEMENTS = 1 << 19
 """Elements of a matrix that is so large that a small block can take as long as a large one."""
-MIN_OVERLAP_ROWS = {64: 48, 32: 20, 16: 12, 8: 3, 1: 0}
+MIN_OVERLAP_ROWS = {64: 48, 32: 20, 24: 17, 16: 12, 8: 3, 1: 0}
 """By block size, the least number of remaining rows for which an overlapping block is faster than smaller blocks.
 
 An overlapping block computes some rows twice, but smaller blocks read the whole matrix for a few rows each. Measured
@@ -32,7 +34,9 @@ ROW_SUM_INNER_BLOCK_ROWS: tuple[int, ...] = (128, 32, 8, 1)
 """As `ROW_SUM_BLOCK_ROWS` for defs with several axes. The largest is optional."""
 COLUMN_BLOCK_ROWS: tuple[int, ...] = (256, 32, 8, 1)
 """Block sizes if rows are columns of some tensor, so that blocks are vectors."""
-MIN_INNER_OVERLAP_ROWS = {256: 64, 64: 16, 32: 9, 8: 1}
+MOVED_COLUMN_BLOCK_ROWS: tuple[int, ...] = (64, 8, 1)
+"""As `COLUMN_BLOCK_ROWS` for large blocks that neither share a matrix nor sum, as in transpositions."""
+MIN_INNER_OVERLAP_ROWS = {256: 161, 64: 49, 32: 25, 24: 17, 8: 1}
 """As `MIN_OVERLAP_ROWS` for rows that are columns of some tensor, and for defs with several axes."""
 MIN_VECTOR_BLOCK_ROWS = 32
 """Least rows of the largest block if rows are neighbors in memory: enough to be computed in vectors."""
@@ -112,7 +116,8 @@ def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) ->
 
     The smallest block of an outer axis may run only if the axis has few rows. It is then combined with fewer sizes of
     inner axes; if both axes count the same size of the def, only with sizes that such a call can reach. Remaining rows
-    are not combined with the most terms of a sum that a block needs: that code is long, and no faster.
+    are not combined with the most terms of a sum that a block needs: that code is long, and no faster. If two axes make
+    register tiles together, few columns are not combined with more rows.
     """
     outer = range(len(axes) - 1)
     return [
@@ -120,11 +125,22 @@ def list_variants(axes: Sequence[Rows], sizes: Sequence[Sequence[BlockSize]]) ->
         for v in product(*((size.rows for size in axis) for axis in sizes))
         if not any(_has_remaining_rows(sizes[n], v[n]) and _is_long_sum(axes[-1], sizes[-1], v[-1]) for n in outer)
         and not any(
+            v[n] < min(v[m], sizes[n][0].rows) and _make_register_tiles(sizes[n], sizes[m])
+            for n in outer
+            for m in range(n + 1, len(v))
+        )
+        and not any(
             _has_few_rows(sizes[n], v[n]) and _is_spared(axes[n], axes[m], sizes[n], sizes[m], v[m])
             for n in range(len(axes))
             for m in range(n + 1, len(axes))
         )
     ]
+
+
+def _make_register_tiles(outer: Sequence[BlockSize], inner: Sequence[BlockSize]) -> bool:
+    """Whether the blocks along two axes are those of the rows and columns of a product."""
+    tiled = (SHARED_OPERAND_INNER_BLOCK_ROWS, COLUMN_OPERAND_BLOCK_ROWS)
+    return all(tuple(size.rows for size in sizes) in tiled for sizes in (outer, inner))
 
 
 def _has_few_rows(sizes: Sequence[BlockSize], rows: int) -> bool:
@@ -166,13 +182,17 @@ def _choose_axis(
         few = LARGE_OPERAND_BLOCK_ROWS if shared >= MIN_LARGE_OPERAND_ELEMENTS else SHARED_OPERAND_BLOCK_ROWS
         alone = COLUMN_BLOCK_ROWS if _is_inner(rows) else few
         counts = SHARED_OPERAND_INNER_BLOCK_ROWS if is_one_of_several else alone
+        # Masks on the numbers of rows and terms are known for blocks that have as many rows as terms.
+        is_plain = not _is_inner(rows) and not rows.positions and shared < MIN_LARGE_OPERAND_ELEMENTS
+        counts = COLUMN_OPERAND_BLOCK_ROWS if is_plain and _read_whole_vectors(row, rows) else counts
     else:
         least = -(-MIN_BLOCK_OPS // ops)
         most = max(least * BLOCK_ROWS_RATIO if least > 1 else 1, MIN_VECTOR_BLOCK_ROWS * _is_last(row, rows))
-        counts = tuple(n for n in COLUMN_BLOCK_ROWS if n <= most) if _is_inner(rows) else _list_block_row_counts(least)
+        inner = COLUMN_BLOCK_ROWS if rows.sums or most < MOVED_COLUMN_BLOCK_ROWS[0] else MOVED_COLUMN_BLOCK_ROWS
+        counts = tuple(n for n in inner if n <= most) if _is_inner(rows) else _list_block_row_counts(least)
         counts = tuple(n for n in counts if n <= MAX_INNER_BLOCK_ROWS) if is_one_of_several else counts
     optional = counts[0] if counts is ROW_SUM_INNER_BLOCK_ROWS else 0
-    is_alone = counts in (SHARED_OPERAND_BLOCK_ROWS, LARGE_OPERAND_BLOCK_ROWS) and not (
+    is_alone = counts in (COLUMN_OPERAND_BLOCK_ROWS, SHARED_OPERAND_BLOCK_ROWS, LARGE_OPERAND_BLOCK_ROWS) and not (
         is_one_of_several or _is_inner(rows)
     )
     overlaps = MIN_OVERLAP_ROWS if is_alone else MIN_INNER_OVERLAP_ROWS
@@ -229,6 +249,18 @@ def _count_shared_elements(s: BoundStatement, rows: Rows, reuse: int = REGISTER_
             again = prod(n for name, n in free.items() if name not in used)
             return prod(i.extent for i in s.indices if i.name in used) if again < reuse else 0
     return 0
+
+
+def _read_whole_vectors(row: BoundFunction, rows: Rows) -> bool:
+    """Whether neighboring columns of every matrix that multiplies all rows are neighbors in memory."""
+    shared = [s for s in row.statements if _count_shared_elements(s, rows)]
+    return bool(shared) and all(_has_vectors(s, rows) for s in shared)
+
+
+def _has_vectors(s: BoundStatement, rows: Rows) -> bool:
+    free = {i.name for i in s.free if i.extent > 1}
+    accesses = [e for e in walk_expr(s.value) if isinstance(e, Access) and e.tensor not in rows.tensors]
+    return all(isinstance(a.subscripts[-1], Index) and a.subscripts[-1].name in free for a in accesses if a.subscripts)
 
 
 def _is_sum(s: BoundStatement, rows: Rows) -> bool:

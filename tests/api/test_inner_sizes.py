@@ -366,6 +366,33 @@ def test_remaining_rows_have_no_code_for_the_most_terms_of_a_sum(name: str, dyna
     assert 32 not in terms[8]
 
 
+@pytest.mark.parametrize("name", ["layer", "product"])
+def test_few_columns_of_a_product_have_no_code_for_more_rows(name: str) -> None:
+    op, (_, make, _) = op_of(name, set("NDK")), PROGRAMS[name]
+    for size in (0, 1, 7, 8, 25, 33, 47, 72):
+        check_machine_code(op, make(dict.fromkeys("NDK", size)), {})
+    (kernel,) = range_kernels(op)
+    columns, *_ = kernel.sizes
+    few = [v for v in list_variants(kernel.axes, kernel.sizes) if v[0] < columns[0].rows]
+    assert few
+    assert all(v[1] <= v[0] for v in few)
+
+
+TRANSPOSITION = "def f(float(N,D) x) -> (y) { y(d,n) = x(n,d) }"
+
+
+@pytest.mark.parametrize(("text", "shapes_of"), [(PRODUCT, [(64, 16), (16, 320)]), (TRANSPOSITION, [(64, 320)])])
+def test_large_blocks_compute_no_more_columns_twice_than_once(text: str, shapes_of: list[tuple[int, int]]) -> None:
+    """With 320 columns, 192 of them were computed twice, which took 1.6 times as long as without."""
+    (op,) = tc.define(text, dynamic={"D"})
+    check_machine_code(op, tuple(map(torch.randn, shapes_of)), {})
+    (kernel,) = range_kernels(op)
+    (columns,) = kernel.sizes
+    large = [size for size in columns if size.rows > 8]
+    assert large
+    assert all(2 * size.overlap_from > size.rows for size in large)
+
+
 @pytest.mark.parametrize(("name", "dynamic"), [("layer", "K"), ("product", "K"), ("layer", "NDK")])
 def test_sums_of_few_terms_run_all_stages_in_one_block(name: str, dynamic: str) -> None:
     op = op_of(name, set(dynamic))

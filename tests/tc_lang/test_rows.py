@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensor_comprehensions.tc_lang import compile_source
+from tensor_comprehensions.tc_lang.dynamic_sizes.row_axes import find_axes
 from tensor_comprehensions.tc_lang.dynamic_sizes.rows import CannotGeneralize, find_rows, list_row_size_candidates
 
 ACCEPTED = {
@@ -141,3 +142,23 @@ def test_an_inlined_call_that_needs_equal_sizes_is_refused_where_rows_decide() -
     """
     function = compile_source(source)[1]
     assert find_rows(function, ["N"], {"M": 2, "D": 3}).tensors == ("x", "o")
+
+
+LOOP_ORDERS = {
+    "def f(float(M,K) a, float(K,N) b) -> (c) { c(m,n) +=! a(m,k) * b(k,n) }": ("MNK", "NMK"),
+    "def f(float(N,I) x, float(O,I) w, float(O) b) -> (y) { y(n,o) = b(o)  y(n,o) += x(n,i) * w(o,i) }": ("NO", "ON"),
+    "def f(float(B,M,K) x, float(B,K,N) y) -> (c) { c(b,m,n) +=! x(b,m,k) * y(b,k,n) }": ("BMN", "BNM"),
+    "def f(float(M,N) a, float(M) x, float(N) y) -> (c) { c(m,n) = a(m,n) + x(m) * y(n) }": ("MN", "MN"),
+    "def f(float(T,D) q, float(U,D) k) -> (z) { s(t,u) +=! q(t,d) * k(u,d)  z(t) +=! exp(s(t,u)) }": ("TU", "TU"),
+}
+"""Defs, their dynamic sizes, and these in the order of the loops over blocks."""
+
+
+@pytest.mark.parametrize("source", LOOP_ORDERS)
+def test_loops_over_the_columns_of_products_are_around_those_over_their_rows(source: str) -> None:
+    names, expected = LOOP_ORDERS[source]
+    (function,) = compile_source(source)
+    fixed = {name: 8 for name in function.sizes if name not in names}
+    found = find_axes(function, tuple(names), fixed)
+    assert not found.reasons
+    assert [axis.sizes for axis in found.axes] == [(name,) for name in expected]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import Function
+from ..ir import Access, Function, Statement, walk_expr
 from .rows import CannotGeneralize, Rows, find_rows, list_row_size_candidates
 from .size_separation import original_size, separate_sizes
 
@@ -61,8 +61,10 @@ def _find_axes(
 ) -> tuple[tuple[Rows, ...], tuple[CannotGeneralize, ...]]:
     """The rows that the sizes `names` count, together or one by one, and the reasons for those that do not count rows.
 
-    Loops over rows that are reduced go inside. If a def maps rows by sums over them, as norms do, loops over the rows
-    of other sizes go around, so that the second read hits the cache. There are then more axes than requested.
+    Loops over rows that are reduced go inside, and those over columns of a product around those over its rows: then a
+    block of columns of the right factor stays in the cache. If a def maps rows by sums over them, as norms do, loops
+    over the rows of other sizes go around, so that the second read hits the cache. There are then more axes than
+    requested.
 
     Args:
         sizes: values of all other sizes, and of scalars that are part of the kernel.
@@ -80,7 +82,39 @@ def _find_axes(
     if not left and any(rows.uses_sums for rows in found):
         found += _find_outer_rows(function, found, names, sizes)
     ordered = sorted(found, key=lambda rows: (rows.sums, min(place for _, place in rows.places)))
-    return tuple(ordered), tuple(r for r in refused if isinstance(r, CannotGeneralize))
+    return _put_columns_first(function, ordered), tuple(r for r in refused if isinstance(r, CannotGeneralize))
+
+
+def _put_columns_first(function: Function, ordered: Sequence[Rows]) -> tuple[Rows, ...]:
+    """The axes with those of the columns of each product directly before those of its rows."""
+    found = list(ordered)
+    for columns in (axis for axis in ordered if not axis.sums):
+        rows = next((n for n, axis in enumerate(found) if _multiplies(function, axis, columns)), None)
+        if rows is not None and rows < found.index(columns):
+            found.insert(rows, found.pop(found.index(columns)))
+    return tuple(found)
+
+
+def _multiplies(function: Function, rows: Rows, columns: Rows) -> bool:
+    """Whether a statement multiplies the rows of one tensor by the columns of another."""
+    return any(
+        s.reduction is not None
+        and _is_before(rows.place(s.target), columns.place(s.target))
+        and len({(rows.place(t) is None, columns.place(t) is None) for t in _list_operands(s)} & _ONE_EACH) == 2
+        for s in function.statements
+    )
+
+
+_ONE_EACH = {(False, True), (True, False)}
+"""Whether the left factor of a product lacks its rows and its columns, and whether the right factor does."""
+
+
+def _is_before(place: int | None, other: int | None) -> bool:
+    return place is not None and other is not None and place < other
+
+
+def _list_operands(s: Statement) -> set[str]:
+    return {e.tensor for e in walk_expr(s.value) if isinstance(e, Access)}
 
 
 def _find_outer_rows(
