@@ -223,3 +223,19 @@ def test_sums_over_many_rows_round_less_than_one_long_sum() -> None:
         long_sum += w[:, row, :, None] * x[:, row, None]
     found = op(x, y)[1]
     assert (found - exact).square().mean() < (long_sum - exact).square().mean() / 8
+
+
+def test_a_product_does_not_join_pointwise_statements_by_the_row_that_it_sums_over() -> None:
+    """A convolution of padded channels, which other statements made, ran in one thread, with all of them in memory."""
+    text = """def f(float(4,8,20,20) x, float(8,8,3,3) w) -> (y) {
+        a(n,c,i,j) = x(n,c,i,j) * x(n,c,i,j)
+        b(n,c,i,j) = (i >= 1 && i < 21 && j >= 1 && j < 21 ? a(n,c,i-1,j-1) : 0.0) where i in 0:22, j in 0:22
+        y(n,o,i,j) +=! b(n,c,i+p,j+q) * w(o,c,p,q) where i in 0:20, j in 0:20
+    }"""
+    x, w = torch.randn(4, 8, 20, 20), torch.randn(8, 8, 3, 3)
+    op = tc.define(text).f
+    expected = torch.nn.functional.conv2d(x.double().square(), w.double(), padding=1)
+    torch.testing.assert_close(op(x, w).double(), expected, rtol=1e-4, atol=1e-4)
+    kernel = op.compile(x, w)
+    assert "one after another" not in kernel.source("schedule")
+    assert kernel.resources["kernels"] == 2
