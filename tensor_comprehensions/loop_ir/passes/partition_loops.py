@@ -79,8 +79,15 @@ def _shared_conditions(loop: Loop) -> Iterator[Binary]:
     for condition in _conditions(loop):
         parts = list(walk_expr(condition))
         names = {x.name for x in parts if isinstance(x, Var)}
-        if all(isinstance(x, Var | Const | Cast | Binary) for x in parts) and names and bound.isdisjoint(names):
+        if all(map(_may_run_early, parts)) and names and bound.isdisjoint(names):
             yield condition
+
+
+def _may_run_early(e: Expr) -> bool:
+    """Whether `e` reads no memory and cannot fail, its operands aside, so that it may run where it did not before."""
+    if isinstance(e, Binary) and e.op in ("div", "mod"):
+        return bool(build.integer(e.right))
+    return isinstance(e, Var | Const | Cast | Binary)
 
 
 def _assume(s: Stmt, condition: Binary, value: bool) -> Stmt:
@@ -104,8 +111,10 @@ def _split_at_borders(loop: Loop) -> list[Loop]:
     borders: dict[Binary, tuple[int, bool]] = {}
     for condition in _conditions(loop):
         border = find_border(_widen_constants(condition), loop, set())
-        at = None if border is None else build.integer(border.at)
-        if border is not None and at is not None and start < at < stop:
+        if border is None or not build.is_true(border.small):
+            continue
+        at = build.integer(border.at)
+        if at is not None and start < at < stop:
             borders[condition] = at, border.first
     places = sorted({at for at, _ in borders.values()})
     if not 0 < len(places) <= MAX_BORDERS:
@@ -121,5 +130,9 @@ def _split_at_borders(loop: Loop) -> list[Loop]:
 
 def _widen_constants(condition: Binary) -> Binary:
     """`condition` with constants of 64 bits, as indices have."""
-    left, right = (e if (value := build.integer(e)) is None else build.const(value) for e in (condition.left, condition.right))
-    return Binary(condition.op, left, right)
+
+    def widen(e: Expr) -> Expr:
+        value = build.integer(e)
+        return e if value is None else build.const(value)
+
+    return Binary(condition.op, widen(condition.left), widen(condition.right))
