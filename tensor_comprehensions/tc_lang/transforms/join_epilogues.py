@@ -36,8 +36,8 @@ def _join_epilogue(statements: tuple[BoundStatement, ...], n: int) -> tuple[Boun
             moved += waiting
             waiting.clear()
             joined.append(s)
-        elif _may_precede(s, joined):
-            waiting.append(s)
+        elif _may_precede(s, joined) and not _read_tensors(s) & {x.target for x in statements[:n]}:
+            waiting.append(s)  # one that reads an earlier sum stays: moved, it would separate sums that share a loop
         else:
             break
     if not moved:
