@@ -24,6 +24,7 @@ from ..core.interrupts import deferred_interrupts
 from ..core.pass_steps import StepReport, watch_steps
 from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.nodes import CheckSite, Module, Stmt
+from ..loop_ir.passes.partition_loops import partition_loops
 from ..loop_ir.passes.scalar_promotion import hoist_accumulators
 from ..loop_ir.passes.simplify import simplify
 from ..loop_ir.passes.unroll import unroll_loops
@@ -110,6 +111,7 @@ PASSES = (
     Pass("legalize", lambda bound, context: legalize(bound), repr),
     Pass("lower", _lower),
     Pass("simplify", _transform_bodies(simplify), topic="loops"),
+    Pass("partition", _transform_bodies(partition_loops)),
     Pass("vectorize", _transform_bodies(vectorize_loops)),
     Pass("unroll", _transform_bodies(unroll_loops)),
     Pass("hoist", _transform_bodies(hoist_accumulators)),

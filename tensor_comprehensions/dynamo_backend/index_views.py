@@ -107,7 +107,7 @@ def broadcast_value(x: Value, shape: Sequence[int]) -> Value:
 
 def shift_dim(x: Value, dimension: int, size: int, place: Callable[[str], str]) -> Value:
     """`x` with `dimension` of `size` elements: the element at an index is that of `x` at `place(index)`."""
-    x = _one_loop(x, dimension)
+    x = merge_loops(x, dimension)
     position = sum(len(g) for g in x.groups[:dimension])
     new = (size,) if size != 1 else ()
     old = len(x.groups[dimension])
@@ -147,7 +147,7 @@ def _regroup_dimension(x: Value, dimension: int, wanted: tuple[int, ...]) -> Val
         return x
     pieces = _split_loops_at_shape(list(group), list(wanted))
     if pieces is None or len(wanted) < len(group):
-        x = _one_loop(x, dimension)
+        x = merge_loops(x, dimension)
         pieces = [list(wanted)]
     before = [[n] for g in x.groups[:dimension] for n in g]
     after = [[n] for g in x.groups[dimension + 1 :] for n in g]
@@ -184,7 +184,7 @@ def _split_loops(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
     return replace(x, groups=tuple((n,) for extents in pieces for n in extents), at=element_text)
 
 
-def _one_loop(x: Value, dimension: int) -> Value:
+def merge_loops(x: Value, dimension: int) -> Value:
     """`x` with one loop for `dimension`, whose index is split by division and remainder."""
     group = x.groups[dimension]
     if len(group) < 2:
@@ -200,7 +200,7 @@ def _one_loop(x: Value, dimension: int) -> Value:
 def _flatten(x: Value) -> Value:
     """`x` as one dimension with one loop."""
     merged = replace(x, groups=(x.loops,))
-    return _one_loop(merged, 0)
+    return merge_loops(merged, 0)
 
 
 def split_index(index: str, extents: Sequence[int]) -> list[str]:

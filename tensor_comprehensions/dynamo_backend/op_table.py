@@ -21,6 +21,7 @@ from .index_views import (
     align_values,
     broadcast_value,
     drop_dim,
+    merge_loops,
     of_shape,
     permute_value,
     reshape_value,
@@ -104,6 +105,8 @@ BINARY = {
 }  # fmt: skip
 LOGICAL = {aten.logical_not.default, aten.bitwise_not.default, aten.logical_and.default, aten.logical_or.default,
            aten.bitwise_and.Tensor, aten.bitwise_or.Tensor}  # fmt: skip
+SHORT_RUN = 4
+"""The number of neighbors below which a loop over them alone is too short for vectors."""
 MOST_PARTS = 32
 """The maximum operands of a concatenation in a kernel: every element selects one of them."""
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -332,7 +335,10 @@ def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Va
     def shift_by(x: Value, start: int) -> Value:
         return shift_dim(x, dimension, ends[-1], lambda i: f"({i} - {start})")
 
-    whole = align_values([shift_by(x, end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)])
+    shifted = [shift_by(x, end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)]
+    whole = align_values(shifted)
+    if len(whole[0].groups[-1]) > 1 and whole[0].groups[-1][-1] < SHORT_RUN:
+        whole = align_values([merge_loops(x, len(x.groups) - 1) for x in shifted])
     position = sum(len(g) for g in whole[0].groups[:dimension])
 
     def choose(i: Sequence[str], first: int, last: int) -> str:

@@ -170,7 +170,7 @@ def test_interpreted_after_every_pass(r: Random) -> None:
         if step.name == "emit":
             break
         value = step.run(value, job)
-        if step.name in ("simplify", "vectorize", "simplify_again"):
+        if step.name in ("simplify", "partition", "vectorize", "simplify_again"):
             check_interpreted(
                 program, with_original_names(value, bound), inputs | initials, op.function.returns, expected
             )

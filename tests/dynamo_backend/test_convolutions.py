@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tensor_comprehensions.api import define
 from tensor_comprehensions.dynamo_backend import backend
 
 r = torch.randn
@@ -101,3 +102,26 @@ def test_an_infinite_weight_meets_no_element_outside_of_the_data(value: float) -
     w[0, 0, 0, 0] = value
     fast = torch.compile(function, backend="tensor_comprehensions")
     torch.testing.assert_close(fast(x, w).isfinite(), function(x, w).isfinite())
+
+
+def test_rows_of_a_concatenation_with_an_upsampled_image_stay_whole(
+    kernels_always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They fell into pairs, the phases of the transposed convolution, over which vectors had two lanes."""
+    texts: list[str] = []
+
+    def record(text: str, **options: Any) -> Any:
+        texts.append(text)
+        return define(text, **options)
+
+    monkeypatch.setattr(backend, "define", record)
+    x, other, up, w = r(2, 16, 7, 9), r(2, 8, 14, 18), r(16, 8, 2, 2), r(8, 16, 3, 3)
+
+    def run(x: Tensor, other: Tensor, up: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(torch.cat([F.conv_transpose2d(x, up, stride=2), other], 1), w, padding=1)
+
+    found = torch.compile(run, backend="tensor_comprehensions")(x, other, up, w)
+    torch.testing.assert_close(found, run(x, other, up, w), rtol=1e-4, atol=1e-4)
+    joined = [line for text in texts for line in text.splitlines() if "< 8 ?" in line]
+    assert joined
+    assert all(line.endswith("in 0:18") for line in joined)

@@ -151,7 +151,7 @@ def test_dependences_and_why_two_kernels_keep_them_apart() -> None:
 def test_passes_show_what_they_change() -> None:
     report = tc.define(SOFTMAX).softmax.explain(torch.rand(64, 100))
     by_name = {p.name: p for p in report.passes}
-    assert list(by_name) == ["simplify", "vectorize", "unroll", "hoist", "simplify_again"]
+    assert list(by_name) == ["simplify", "partition", "vectorize", "unroll", "hoist", "simplify_again"]
     loops = report.find_listing("loops").lines
     assert report.passes[-1].after == len(loops)
     changed = by_name["vectorize"].lines

@@ -8,6 +8,7 @@ from loop_programs import assert_same_effect, module, programs
 
 from tensor_comprehensions.core.errors import CannotLower
 from tensor_comprehensions.loop_ir.nodes import Loop, LoopKind, Stmt
+from tensor_comprehensions.loop_ir.passes.partition_loops import partition_loops
 from tensor_comprehensions.loop_ir.passes.scalar_promotion import hoist_accumulators
 from tensor_comprehensions.loop_ir.passes.simplify import simplify
 from tensor_comprehensions.loop_ir.passes.unroll import unroll_loops
@@ -44,7 +45,7 @@ def test_passes_keep_the_effect(program: Stmt) -> None:
 @quick
 @given(programs())
 def test_passes_on_scalar_loops_keep_the_effect(program: Stmt) -> None:
-    for step in (unroll_loops, simplify, lambda s: hoist_accumulators(unroll_loops(s))):
+    for step in (unroll_loops, simplify, partition_loops, lambda s: hoist_accumulators(unroll_loops(s))):
         assert_same_effect(program, step(program))
 
 

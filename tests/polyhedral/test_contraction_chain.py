@@ -272,3 +272,19 @@ def test_one_mask_is_read_strided_instead_of_transposing_two_factors(factors: in
     chosen = kernel.source("schedule")
     assert chosen.count("vectorize('q'") == (2 if factors == 2 else 0)
     assert kernel.resources["kernels"] == 1
+
+
+def test_a_product_does_not_join_pointwise_statements_by_the_row_that_it_sums_over() -> None:
+    """A convolution of padded channels, which other statements made, ran in one thread, with all of them in memory."""
+    text = """def f(float(4,8,20,20) x, float(8,8,3,3) w) -> (y) {
+        a(n,c,i,j) = x(n,c,i,j) * x(n,c,i,j)
+        b(n,c,i,j) = (i >= 1 && i < 21 && j >= 1 && j < 21 ? a(n,c,i-1,j-1) : 0.0) where i in 0:22, j in 0:22
+        y(n,o,i,j) +=! b(n,c,i+p,j+q) * w(o,c,p,q) where i in 0:20, j in 0:20
+    }"""
+    x, w = torch.randn(4, 8, 20, 20), torch.randn(8, 8, 3, 3)
+    op = tc.define(text).f
+    expected = torch.nn.functional.conv2d(x.double().square(), w.double(), padding=1)
+    torch.testing.assert_close(op(x, w).double(), expected, rtol=1e-4, atol=1e-4)
+    kernel = op.compile(x, w)
+    assert "one after another" not in kernel.source("schedule")
+    assert kernel.resources["kernels"] == 2

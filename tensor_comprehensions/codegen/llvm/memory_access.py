@@ -5,7 +5,7 @@ to lane decides which instructions are used.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol
 
@@ -71,9 +71,24 @@ def flatten_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]
     if buffer.stride_variables:
         return _flatten_open_access(values, buffer, indices)
     place = FlatAddress()
-    for index, stride in zip(indices, buffer.strides, strict=True):
+    for index, stride in _join_quotients(list(zip(indices, buffer.strides, strict=True))):
         _accumulate_index_expr(values, place, index, stride)
     return place
+
+
+def _join_quotients(terms: list[tuple[Expr, int]]) -> list[tuple[Expr, int]]:
+    """`terms`, (index, stride) by dimension, with `(e // n + c, n * s), (e % n, s)` joined to `(e + c * n, s)`."""
+    for k in range(len(terms) - 1):
+        (outer, step), (inner, stride) = terms[k : k + 2]
+        if not (isinstance(inner, Binary) and inner.op == "mod") or not isinstance(inner.right, Const):
+            continue
+        n, quotient, added = int(inner.right.value), outer, 0
+        if isinstance(outer, Binary) and outer.op == "add" and isinstance(outer.right, Const):
+            quotient, added = outer.left, int(outer.right.value)
+        if quotient == Binary("div", inner.left, inner.right) and step == n * stride:
+            whole = Binary("add", inner.left, replace(inner.right, value=added * n)) if added else inner.left
+            return [*terms[:k], *_join_quotients([(whole, stride), *terms[k + 2 :]])]
+    return terms
 
 
 def _flatten_open_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]) -> FlatAddress:

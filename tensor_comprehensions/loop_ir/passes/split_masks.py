@@ -22,7 +22,7 @@ MIRRORED = {"le": "ge", "lt": "gt", "ge": "le", "gt": "lt"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Border:
+class Border:
     """The iteration at which a condition changes: it is true before (or, if not `first`, from there on).
 
     small: a condition under which that is certain; None if it always is.
@@ -42,7 +42,7 @@ def split_masked_loops(s: Stmt) -> Stmt:
         return new
     bound = {c.name for c in walk_stmts(new.body) if isinstance(c, Let)}
     for condition in _list_conditions(new.body):
-        border = _find_border(condition, new, bound)
+        border = find_border(condition, new, bound)
         if border is not None:
             return _split(new, condition, border)
     return new
@@ -53,7 +53,7 @@ def _list_conditions(s: Stmt) -> Iterator[Expr]:
     return iter(dict.fromkeys(found))
 
 
-def _find_border(condition: Expr, loop: Loop, bound: set[str]) -> _Border | None:
+def find_border(condition: Expr, loop: Loop, bound: set[str]) -> Border | None:
     """Where `condition` changes in `loop`; None unless it compares the variable with a loop invariant.
 
     bound: the names that the body binds.
@@ -77,7 +77,7 @@ def _find_border(condition: Expr, loop: Loop, bound: set[str]) -> _Border | None
     at = build.add(edge, 1) if op in ("le", "gt") else edge
     is_narrow = left is not condition.left or right is not condition.right
     small = _all_small(loop, terms, constant) if is_narrow else None
-    return None if is_narrow and small is None else _Border(at, op in ("le", "lt"), small)
+    return None if is_narrow and small is None else Border(at, op in ("le", "lt"), small)
 
 
 def _widen(e: Expr) -> Expr:
@@ -97,7 +97,7 @@ def _all_small(loop: Loop, terms: Mapping[Expr, int], constant: int) -> Expr | N
     return small
 
 
-def _split(loop: Loop, condition: Expr, border: _Border) -> Stmt:
+def _split(loop: Loop, condition: Expr, border: Border) -> Stmt:
     middle = build.var(internal_name(loop.var, "border"))
     at = build.maximum(loop.start, build.minimum(loop.stop, border.at))
     before, after = (_decide(loop.body, condition, holds) for holds in (border.first, not border.first))

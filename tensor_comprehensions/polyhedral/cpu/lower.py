@@ -24,6 +24,7 @@ from ...structured.op import StructuredOp
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
+from ...tc_lang.transforms.join_epilogues import join_epilogues
 from ...tc_lang.transforms.restrict_domains import restrict_domains
 from ...tc_lang.transforms.split_wraparound import split_wraparound
 from ..schedule.fusion import FusionGroup
@@ -63,9 +64,9 @@ def explain_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget)
 
 
 def _simplify_domains(function: BoundFunction) -> BoundFunction:
-    """`function` with products in steps of two factors, dimensions fused, masked domains restricted, and reads split to
-    avoid remainders in subscripts of rows."""
-    return split_wraparound(restrict_domains(collapse(pair_factors(function))))
+    """`function` with products in steps of two factors, dimensions fused, masked domains restricted, epilogues behind
+    their sums, and reads split to avoid remainders in subscripts of rows."""
+    return split_wraparound(join_epilogues(restrict_domains(collapse(pair_factors(function)))))
 
 
 def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:

@@ -69,7 +69,8 @@ def _estimate_vectorize_cost(
             total += turning if turned else _access_cost(access_stride(function, access, index))
         for access in node.writes:
             step = access_stride(function, access, index)
-            total += 1.5 * _access_cost(step) if step != 0 else 0.0
+            near = step is not None and 1 < abs(step) <= MAX_INTERLEAVED_STRIDE
+            total += 1.5 * (STAGED if near else _access_cost(step)) if step != 0 else 0.0
     trips = -(-dim.extent // lanes)
     utilization = dim.extent / (trips * lanes)
     # A vectorized reduction needs a horizontal sum for each element of the result.

@@ -29,7 +29,7 @@ def fuse_chain(
     if {w.tensor for w in node.writes} & {t for n in group.nodes for t in n.tensors}:
         return None
     if written & set(node.tensors):
-        return _with_sum(scop.function, group, node)
+        return _with_sum(scop.function, group, node, target)
     needed = {w.tensor for w in node.writes}
     if any(needed & set(n.tensors) and written & set(n.tensors) for n in later):
         return _with_independent(scop, group, node)
@@ -78,11 +78,15 @@ def _rows_of_reads(first: FusionGroup, node: ScopStatement, row: tuple[str, int]
                 yield next(rows, None)
 
 
-def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
-    """`group` extended by `node`, a product that sums over the tiled row; None if that is not possible."""
+def _with_sum(
+    function: BoundFunction, group: FusionGroup, node: ScopStatement, target: CpuTarget
+) -> FusionGroup | None:
+    """`group` extended by `node`, a product that sums over the tiled row; None if not possible or not profitable."""
     serial, cluster = tiled_row(group), node.cluster
     if serial is None or cluster is None or cluster.update > 0 or node.elements or cluster.initial:
         return None
+    if all(n.cluster is None for n in group.nodes):
+        return None  # one product reads each operand as often without the others, and could not be tiled as a whole
     result = function.tensor(cluster.output.tensor)
     if cluster.epilogue is None and result.dtype != cluster.left.dtype:
         return None
@@ -101,7 +105,9 @@ def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) 
             return None
         rows.append(BandMember((*row.places, (node.name, (name, 0))), row.lower, row.upper))
     joined = FusionGroup((*group.nodes, node), tuple(rows), serial)
-    return joined if joined.parallelism >= SERIAL_CHAIN_BATCHES else None
+    if joined.parallelism < SERIAL_CHAIN_BATCHES or chain_tiles(function, joined, target) is None:
+        return None
+    return joined
 
 
 def _rows_read(group: FusionGroup, node: ScopStatement) -> tuple[str, ...] | None:
