@@ -85,6 +85,7 @@ def unknown_names(path: Path) -> Iterator[str]:
                     )
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
 def test_docstrings_name_what_exists(path: Path) -> None:
     assert list(unknown_names(path)) == []

@@ -90,6 +90,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "__init__.py" or p.parent != PACKAGE]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(PACKAGE).as_posix())
 def test_imports_point_down(path: Path) -> None:
     room = room_of(path)

@@ -151,11 +151,13 @@ def test_private_functions_and_methods_say_what_they_do() -> None:
     assert not {name for name in BARE_ALLOWED if name not in names}, "no longer needed"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["_kept", "_added", "_without", "_racing", "chosen", "_at"])
 def test_a_bare_word_is_found(name: str) -> None:
     assert is_bare(name)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "name", ["_merge_equal_terms", "_is_scattered", "__len__", "_kept_labels", "footprint", "emit"]
 )
