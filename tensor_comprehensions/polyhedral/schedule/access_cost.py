@@ -69,13 +69,26 @@ def _estimate_vectorize_cost(
             total += turning if turned else _access_cost(access_stride(function, access, index))
         for access in node.writes:
             step = access_stride(function, access, index)
-            near = step is not None and 1 < abs(step) <= MAX_INTERLEAVED_STRIDE
-            total += 1.5 * (STAGED if near else _access_cost(step)) if step != 0 else 0.0
+            interleaves = _interleaves_rows(function, leaf, node, access, step)
+            total += 1.5 * (STAGED if interleaves else _access_cost(step)) if step != 0 else 0.0
     trips = -(-dim.extent // lanes)
     utilization = dim.extent / (trips * lanes)
     # A vectorized reduction needs a horizontal sum for each element of the result.
     horizontal = 4.0 / trips if dim.kind is DimKind.REDUCTION else 0.0
     return (total + horizontal) / utilization, -dim.extent
+
+
+def _interleaves_rows(
+    function: BoundFunction, leaf: LoopNest, node: ScopStatement, write: tc.Access, step: int | None
+) -> bool:
+    """Whether stores `step` elements apart interleave rows of tensors of their own, one for each neighbor.
+
+    Reads that depend on the index of the neighbor are transposed in registers instead, with lanes along that index.
+    """
+    if step is None or not 1 < abs(step) <= MAX_INTERLEAVED_STRIDE:
+        return False
+    neighbors = [d.index(node) for d in leaf.dims if access_stride(function, write, d.index(node)) == 1]
+    return all(access_stride(function, read, name) == 0 for read in node.reads for name in neighbors)
 
 
 def _access_cost(step: int | None) -> float:
