@@ -152,9 +152,11 @@ class _Writer:
         returned += [x.name for x in self.initial if x.name not in returned]
         source = self.text(returned)
         rounded = frozenset(n for n in returned if self.defined[n].rounded)
+        # Elements that are stored twice may be multiplied one by one: a 0 among them, times infinity, is NaN.
+        special = self.special and not any(x.repeats for x in self.operands)
         return RandomDef(
             source, tuple(self.operands), tuple(self.initial), self.formats, self.sizes, self.resizable, rounded,
-            self.special, self.blocks,
+            special, self.blocks,
         )  # fmt: skip
 
     def text(self, returned: Sequence[str]) -> str:
