@@ -152,11 +152,9 @@ class _Writer:
         returned += [x.name for x in self.initial if x.name not in returned]
         source = self.text(returned)
         rounded = frozenset(n for n in returned if self.defined[n].rounded)
-        # Elements that are stored twice may be multiplied one by one: a 0 among them, times infinity, is NaN.
-        special = self.special and not any(x.repeats for x in self.operands)
         return RandomDef(
             source, tuple(self.operands), tuple(self.initial), self.formats, self.sizes, self.resizable, rounded,
-            special, self.blocks,
+            self.special, self.blocks,
         )  # fmt: skip
 
     def text(self, returned: Sequence[str]) -> str:
@@ -493,11 +491,15 @@ def operand_value(r: Random, x: RandomOperand, sizes: dict[str, int], special: b
         return _numbers(rng, x.dtype, shape, special)
     for _ in range(20):
         places = _places(rng, shape, r.choice((0.0, 0.1, 0.3, 0.3, 0.6, 1.0)))
-        if x.repeats:
-            places = np.repeat(places, rng.integers(1, 4, places.shape[1]), 1)
+        copies = rng.integers(1, 4 if x.repeats else 2, places.shape[1])
+        if special:
+            # Repeats may be multiplied one by one, and (0 + 1) * inf is not 0 * inf + 1 * inf: copies have one value.
+            values = _numbers(rng, x.dtype, copies.shape, special).repeat_interleave(torch.from_numpy(copies))
+        else:
+            values = _numbers(rng, x.dtype, (int(copies.sum()),), special)
+        places = np.repeat(places, copies, 1)
         order = rng.permutation(places.shape[1])
-        places = places[:, order]
-        values = _numbers(rng, x.dtype, (places.shape[1],), special)
+        places, values = places[:, order], values[torch.from_numpy(order)]
         index = torch.int64 if x.index == "int64" else torch.int32
         try:
             return SparseTensor.from_coordinates(places, values, shape, x.format, index).check()
