@@ -45,7 +45,7 @@ from ...loop_ir.nodes import (  # fmt: skip
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...target import CpuTarget
 from . import arithmetic as arithmetic
-from . import memory_access
+from . import flat_address, memory_access
 from .captures import Usage, loop_writes, usage_of
 from .expr import Printer
 from .hoisting_builder import HoistingBuilder
@@ -278,7 +278,7 @@ class FunctionWriter:
         return arithmetic.emit_binary(self.b, arithmetic.UPDATES[s.op], value, old, s.value.type, keep_nan=keep_nan)
 
     def _has_distinct_lanes(self, s: Store) -> bool:
-        place = memory_access.flatten_access(self.p, s.buffer, s.indices)
+        place = flat_address.flatten_access(self.p, s.buffer, s.indices)
         return bool(place.lane or place.lane_strides) and not place.vectors
 
     def _update_lanes(self, s: Store, value: str, lanes: int) -> None:
@@ -341,7 +341,7 @@ class FunctionWriter:
         declaration, call = spelling
         self.b.declare(declaration)
         views = [
-            memory_access.emit_pointer(self.p, b, memory_access.flatten_access(self.p, b, where))
+            flat_address.emit_pointer(self.p, b, flat_address.flatten_access(self.p, b, where))
             for b, where in s.operands
         ]
         self.b.emit_side_effect(f"call {call.format(*views, *s.attributes)}")
@@ -471,7 +471,7 @@ class FunctionWriter:
             _record_memory(buffer, on_stack)
         if on_stack:
             self.stack_bytes += buffer.bytes
-            element = memory_access.memory_element(buffer)
+            element = flat_address.memory_element(buffer)
             self.b.allocas.append(f"  {address} = alloca [{max(1, buffer.span)} x {element}], align {_ALIGNMENT}")
         else:
             self._allocate_heap(address, buffer.bytes)
@@ -530,7 +530,7 @@ class FunctionWriter:
 
     def _window(self, s: Window) -> None:
         start = self.p.value(build.mul(s.start, build.stride(s.source, s.dimension)))
-        source, element = self.p.pointers[s.source.name], memory_access.memory_element(s.source)
+        source, element = self.p.pointers[s.source.name], flat_address.memory_element(s.source)
         address = self.b.define(f"getelementptr {element}, ptr {source}, i64 {start}", (source, start))
         self.buffers[s.buffer.name], self.p.pointers[s.buffer.name] = s.buffer, address
         self.statement(s.body)

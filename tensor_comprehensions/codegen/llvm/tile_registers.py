@@ -10,7 +10,7 @@ from ...loop_ir import build
 from ...loop_ir.intrinsics import FRAGMENT_DOT_BFLOAT16, FRAGMENT_LOAD, FRAGMENT_STORE, FRAGMENT_ZERO
 from ...loop_ir.nodes import Buffer, Const, Invoke
 from ...target import CpuTarget
-from . import memory_access
+from . import flat_address
 from .hoisting_builder import HoistingBuilder
 
 REGISTERS, ROWS, ROW_BYTES = 8, 16, 64
@@ -48,7 +48,7 @@ class TileRegisters:
             self.b.declare("void @llvm.x86.tilerelease()")
             self.b.emit_side_effect("call void @llvm.x86.tilerelease()")
 
-    def invoke(self, values: memory_access.ValueContext, s: Invoke) -> None:
+    def invoke(self, values: flat_address.ValueContext, s: Invoke) -> None:
         """Emit the AMX instruction of an intrinsic on fragments."""
         if s.name in _MEMORY:
             self._move(values, s)
@@ -58,9 +58,9 @@ class TileRegisters:
         self.b.declare(f"{symbol}({', '.join(['i8'] * len(numbers))})")
         self.b.emit_side_effect(f"call {symbol}({', '.join(numbers)})")
 
-    def _move(self, values: memory_access.ValueContext, s: Invoke) -> None:
+    def _move(self, values: flat_address.ValueContext, s: Invoke) -> None:
         fragment, (memory, where) = s.operands if s.name == FRAGMENT_LOAD else s.operands[::-1]
-        address = memory_access.emit_pointer(values, memory, memory_access.flatten_access(values, memory, where))
+        address = flat_address.emit_pointer(values, memory, flat_address.flatten_access(values, memory, where))
         step = values.value(build.mul(build.stride(memory, s.attributes[0]), memory.type.dtype.size))
         symbol = f"void @llvm.x86.{_MEMORY[s.name]}"
         self.b.declare(f"{symbol}(i8, ptr, i64)")
