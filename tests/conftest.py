@@ -142,9 +142,9 @@ SEED = "TC_TEST_SEED"
 """The variable that draws the cases of slow tests. Tests named on the command line run all of theirs."""
 SLOW_TESTS = Path(__file__).parent / "slow_tests.tsv"
 """Made by `tools/slow_tests.py`."""
-SAMPLE = 2.0
+SAMPLE = 1.0
 """Seconds for the cases of a slow test."""
-LEAST_SHARE = 0.25
+LEAST_SHARE = 0.2
 """Of the cases of a slow test that are not alike, such as programs that were wrong once, what a run takes at least."""
 FAST_CASE = 0.15
 """Seconds of a case that a fast run takes."""
