@@ -58,36 +58,59 @@ def term_of(value: Expr, exists: tuple[Access, ...], reduction: str | None, dtyp
 
 
 def drop_absent_terms(e: Expr, absent: Collection[Access]) -> Expr:
-    """`e` with 0 for the reads in `absent`, simplified."""
+    """`e` with 0 for the reads in `absent`, simplified.
+
+    A constant factor 0 that does not come from an absent read does not annihilate: times infinity it is NaN.
+    """
+    return _drop_absent(e, absent)[0]
+
+
+def _drop_absent(e: Expr, absent: Collection[Access]) -> tuple[Expr, bool]:
+    """`drop_absent_terms`, and whether the result depends on an absent read."""
     if isinstance(e, Access):
-        return Const(_zero(e.dtype), e.dtype) if e in absent else e
-    new = map_operands(e, lambda x: drop_absent_terms(x, absent))
+        return (Const(_zero(e.dtype), e.dtype), True) if e in absent else (e, False)
+    dependent: list[bool] = []
+
+    def simplify(x: Expr) -> Expr:
+        new, depends = _drop_absent(x, absent)
+        dependent.append(depends)
+        return new
+
+    new = map_operands(e, simplify)
     match new:
         case Binary(op=op, left=left, right=right):
-            return _simplify_binary(new, op, left, right)
+            return _simplify_binary(new, op, left, right, *dependent), any(dependent)
         case Select(condition=Const(value=value), then=then, otherwise=otherwise):
-            return then if value else otherwise
-        case Unary(op=op, operand=Const(value=value)):
-            return Const(
-                not value if op == "!" else _to_python_number(-np.asarray(value, _find_numpy_dtype(new)), new.dtype),
-                new.dtype,
-            )
+            condition, *branches = dependent
+            return (then, condition or branches[0]) if value else (otherwise, condition or branches[1])
+        case Unary() | Cast() | Call():
+            return _evaluate_constant(new), any(dependent)
+    return new, any(dependent)
+
+
+def _evaluate_constant(e: Unary | Cast | Call) -> Expr:
+    """`e` as a constant if its operands are."""
+    match e:
+        case Unary(op="!", operand=Const(value=value)):
+            return Const(not value, e.dtype)
+        case Unary(operand=Const(value=value)):
+            return Const(_to_python_number(-np.asarray(value, _find_numpy_dtype(e)), e.dtype), e.dtype)
         case Cast(operand=Const(value=value)):
-            return Const(_to_python_number(value, new.dtype), new.dtype)
+            return Const(_to_python_number(value, e.dtype), e.dtype)
         case Call(function=name, arguments=arguments) if all(isinstance(a, Const) for a in arguments):
             given = [np.asarray(a.value, _find_numpy_dtype(a)) for a in arguments if isinstance(a, Const)]
             with np.errstate(all="ignore"):
-                return Const(_to_python_number(FUNCTIONS[name].evaluate(*given), new.dtype), new.dtype)
-    return new
+                return Const(_to_python_number(FUNCTIONS[name].evaluate(*given), e.dtype), e.dtype)
+    return e
 
 
-def _simplify_binary(e: Binary, op: str, left: Expr, right: Expr) -> Expr:
-    """Simplify by annihilation, neutral elements and constant folding."""
+def _simplify_binary(e: Binary, op: str, left: Expr, right: Expr, left_absent: bool, right_absent: bool) -> Expr:
+    """Simplify by annihilation, neutral elements and constant folding. absent: which sides depend on absent reads."""
     if isinstance(left, Const) and isinstance(right, Const) and not (op in "/%" and not right.value):
         return _fold_constants(e, op, left, right)
-    if op in ("*", "/", "%") and is_zero(left):
+    if op in ("*", "/", "%") and left_absent and is_zero(left):
         return Const(_zero(e.dtype), e.dtype)
-    if op == "*" and is_zero(right):
+    if op == "*" and right_absent and is_zero(right):
         return Const(_zero(e.dtype), e.dtype)
     if op in ("+", "-") and is_zero(right):
         return left

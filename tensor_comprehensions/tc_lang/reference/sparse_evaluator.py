@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,7 @@ class SharedPlaces:
 
 
 NONE_SHARED: Mapping[str, SharedPlaces] = {}
+TRUE, FALSE = np.asarray(True), np.asarray(False)
 
 
 def evaluate_sparse(
@@ -127,9 +129,9 @@ def _run_statement(s: BoundStatement, bound: BoundFunction, memory: Mapping[str,
     shape = tuple(i.extent for i in s.indices)
     evaluator = _Evaluator(index_grid(box), memory)
     neutral = 0 if s.reduction is None else neutral_element(s.reduction, target.dtype)
-    value, fixed = (np.broadcast_to(x, shape) for x in evaluator(s.value))
-    live = np.broadcast_to(evaluator.exist(s.exists), shape) & ~(fixed & (value == neutral))
-    points = tuple(np.broadcast_to(evaluator(e)[0], shape) for e in s.subscripts)
+    value, constant, _ = (np.broadcast_to(x, shape) for x in evaluator(s.value))
+    live = np.broadcast_to(evaluator.exist(s.exists), shape) & ~(constant & (value == neutral))
+    points = tuple(np.broadcast_to(evaluator(e).value, shape) for e in s.subscripts)
     at = tuple(p[live] for p in points)
     values = (
         _assign_elements(old, at, value[live])
@@ -141,7 +143,7 @@ def _run_statement(s: BoundStatement, bound: BoundFunction, memory: Mapping[str,
     first = s.reduction is None or s.initialize
     places = np.zeros_like(old.places) if first else old.places.copy()
     if s.exists and all(_has_subscripts_of_target(a, s) for a in s.exists):  # the result has their pattern
-        own = [evaluator(e)[0] for e in s.subscripts]  # does not depend on the extents of other indices
+        own = [evaluator(e).value for e in s.subscripts]  # does not depend on the extents of other indices
         kept, *own = np.broadcast_arrays(evaluator.exist(s.exists), *own)
         places[tuple(p[kept] for p in own)] = True
     elif _reads_sparse(s, memory):
@@ -195,8 +197,15 @@ def _reads_sparse(s: BoundStatement, memory: Mapping[str, StoredTensor]) -> bool
     return any(x.is_sparse for x in _collect_read_tensors(s, memory))
 
 
-Pair = tuple[Array, Array]
-"""The value of an expression, and where it is a constant after absent reads are replaced by 0."""
+class Evaluated(NamedTuple):
+    """The value of an expression over a grid.
+
+    constant: where it is a constant after absent reads are replaced by 0. absent: where it depends on an absent read.
+    """
+
+    value: Array
+    constant: Array
+    absent: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,43 +225,42 @@ class _Evaluator:
         return found
 
     def evaluate_subscripts(self, e: Access) -> tuple[Array, ...]:
-        return tuple(self(x)[0] for x in e.subscripts)
+        return tuple(self(x).value for x in e.subscripts)
 
-    def __call__(self, e: Expr) -> Pair:
+    def __call__(self, e: Expr) -> Evaluated:
         match e:
             case Const(value=value, dtype=dtype):
                 exact = (
                     convert_array(np.asarray(value), dtype) if dtype.is_float else np.asarray(value, numpy_dtype(dtype))
                 )
-                return exact, np.asarray(True)
+                return Evaluated(exact, TRUE, FALSE)
             case Index(name=name, dtype=dtype):
-                return self.indices[name].astype(numpy_dtype(dtype)), np.asarray(False)
+                return Evaluated(self.indices[name].astype(numpy_dtype(dtype)), FALSE, FALSE)
             case Access():
                 return self._read(e)
             case Unary(op=op, operand=x):
-                value, fixed = self(x)
-                return (np.negative(value) if op == "-" else np.logical_not(value)), fixed
+                of = self(x)
+                return of._replace(value=np.negative(of.value) if op == "-" else np.logical_not(of.value))
             case Binary(op=op, left=a, right=b):
                 return _evaluate_binary(op, self(a), self(b))
             case Select(condition=c, then=a, otherwise=b):
                 return _evaluate_select(self(c), self(a), self(b))
             case Cast(operand=x, dtype=dtype):
-                value, fixed = self(x)
-                return convert_array(value, dtype), fixed
+                of = self(x)
+                return of._replace(value=convert_array(of.value, dtype))
             case Call(function=name, arguments=arguments):
                 parts = [self(x) for x in arguments]
-                fixed = np.asarray(True)
-                for _, other in parts:
-                    fixed = fixed & other
-                return FUNCTIONS[name].evaluate(*(value for value, _ in parts)), fixed
+                constant = reduce(np.logical_and, (x.constant for x in parts), TRUE)
+                absent = reduce(np.logical_or, (x.absent for x in parts), FALSE)
+                return Evaluated(FUNCTIONS[name].evaluate(*(x.value for x in parts)), constant, absent)
         raise InternalError(f"not an expression of a bound function: {e!r}")
 
-    def _read(self, e: Access) -> Pair:
+    def _read(self, e: Access) -> Evaluated:
         held, where = self.memory[e.tensor], self.evaluate_subscripts(e)
         if held.places is None:
-            return held.values[_clip_subscripts(where, held.values.shape)], np.asarray(False)
+            return Evaluated(held.values[_clip_subscripts(where, held.values.shape)], FALSE, FALSE)
         there = held.places[where]
-        return np.where(there, held.values[where], np.zeros((), held.values.dtype)), ~there
+        return Evaluated(np.where(there, held.values[where], np.zeros((), held.values.dtype)), ~there, ~there)
 
 
 def _clip_subscripts(where: tuple[Array, ...], shape: tuple[int, ...]) -> tuple[Array, ...]:
@@ -260,19 +268,25 @@ def _clip_subscripts(where: tuple[Array, ...], shape: tuple[int, ...]) -> tuple[
     return tuple(np.clip(x, 0, max(0, n - 1)) for x, n in zip(where, shape, strict=True))
 
 
-def _evaluate_binary(op: str, left: Pair, right: Pair) -> Pair:
-    (a, fixed_a), (b, fixed_b) = left, right
+def _evaluate_binary(op: str, left: Evaluated, right: Evaluated) -> Evaluated:
+    a, b = left.value, right.value
+    absent, constant = left.absent | right.absent, left.constant & right.constant
     if op in ("&&", "||"):
-        decided = fixed_a & (a == (op == "||")) | fixed_b & (b == (op == "||"))
-        return (a & b if op == "&&" else a | b), decided | (fixed_a & fixed_b)
-    value, fixed = combine_arrays(op, a, b), fixed_a & fixed_b
+        decided = left.constant & (a == (op == "||")) | right.constant & (b == (op == "||"))
+        return Evaluated(a & b if op == "&&" else a | b, decided | constant, absent)
+    value = combine_arrays(op, a, b)
     if op in ("*", "/", "%"):
-        zero = fixed_a & (a == 0) | (fixed_b & (b == 0) if op == "*" else False)
-        return np.where(zero, np.zeros((), value.dtype), value), fixed | zero
-    return value, fixed
+        zero = _is_absent_zero(left) | (_is_absent_zero(right) if op == "*" else FALSE)
+        return Evaluated(np.where(zero, np.zeros((), value.dtype), value), constant | zero, absent)
+    return Evaluated(value, constant, absent)
 
 
-def _evaluate_select(condition: Pair, then: Pair, otherwise: Pair) -> Pair:
-    c, fixed = condition
-    value = np.where(c, then[0], otherwise[0])
-    return value, fixed & np.where(c, then[1], otherwise[1])
+def _is_absent_zero(x: Evaluated) -> Array:
+    """Where a factor makes a product 0: not where it is a constant 0 of the def."""
+    return x.absent & x.constant & (x.value == 0)
+
+
+def _evaluate_select(condition: Evaluated, then: Evaluated, otherwise: Evaluated) -> Evaluated:
+    c = condition.value
+    constant, absent = (np.where(c, then[k], otherwise[k]) for k in (1, 2))
+    return Evaluated(np.where(c, then.value, otherwise.value), condition.constant & constant, condition.absent | absent)
