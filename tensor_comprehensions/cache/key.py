@@ -223,14 +223,17 @@ def toolchain_versions() -> tuple[tuple[str, str], ...]:
 
 
 def _get_package_version(name: str) -> str:
-    """The version of a package, from the loaded module if possible: reading metadata is slower than a cache lookup."""
+    """The version of a package, from the loaded module if possible: reading metadata is slower than a cache lookup.
+
+    It has no local part: the metadata of torch's CUDA builds say `2.15.0`, and the module `2.15.0+cu132`.
+    """
     module = sys.modules.get(name.replace("-", "_"))
-    if isinstance(text := getattr(module, "__version__", None), str):
-        return str(text)  # torch's version is a subclass of str whose comparisons fail for some texts
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"
+    if not isinstance(text := getattr(module, "__version__", None), str):
+        try:
+            text = version(name)
+        except PackageNotFoundError:
+            return "unknown"
+    return str(text).partition("+")[0]  # torch's version is a subclass of str whose comparisons fail for some texts
 
 
 def _source() -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -270,3 +271,12 @@ def test_versions_are_plain_texts() -> None:
 def test_a_schedule_is_written_as_it_prints() -> None:
     schedule = tile(m=8) >> vectorize("n")
     assert key.canonical_text((("C", schedule),)) == f"(('C', {schedule!r}))"
+
+
+def test_versions_do_not_depend_on_loaded_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata of torch's CUDA builds lack the local part of the version that the module states."""
+    find_versions = key.toolchain_versions.__wrapped__
+    monkeypatch.setattr(torch, "__version__", torch.__version__.partition("+")[0] + "+cu132")
+    loaded = find_versions()
+    monkeypatch.delitem(sys.modules, "torch")
+    assert find_versions() == loaded
