@@ -102,6 +102,10 @@ AMX_PACKED_ROWS = 512
 """Minimum rows that pay for packing the column operand once more for AMX."""
 PACKED_BLOCK_STEPS = 768
 """Maximum steps of a sum in a packed block that many panels use."""
+MIN_L1_BLOCK_STEPS = 64
+"""Minimum steps of a sum in a block for L1: fewer do not pay for storing partial sums between blocks."""
+L1_BLOCK_ROW_TILES = 4
+"""Minimum rows of register tiles that use a block of the vector operand in L1."""
 PANELS_IN_L2 = 4
 """Number of panels that half of L2 should hold."""
 IN_PLACE_ROW_BYTES = 1024

@@ -35,6 +35,7 @@ from ..op import StructuredOp, loads_in
 from ..plan import Plan
 from . import depthwise, transposed_output
 from .blocking import BlockingHeuristic
+from .l1_blocks import block_sum_for_l1
 from .plan_record import record_plan
 from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, fits_both_packed_in_l2
 
@@ -128,6 +129,9 @@ def rank_plans(
         compared.append(plan)
         if busy_cycles(default.info.op, plan, target) < busy_cycles(default.info.op, chosen, target) * BETTER_TILE:
             chosen = plan
+    for view in views:
+        if view.info.vector == chosen.vector:
+            chosen = block_sum_for_l1(view.info, chosen, target)
     return chosen, tuple(compared)
 
 
