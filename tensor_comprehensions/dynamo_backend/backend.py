@@ -82,7 +82,7 @@ def fuse_symbolic_regions(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]
     with falls_back("a graph cannot be taken apart for all sizes"):
 
         def translate(graph: fx.Graph, refused: frozenset[fx.Node]) -> list[FusedRegion]:
-            return _translate_regions(graph, ANY, partial(emit_def, sees_permuted=True), refused)
+            return _translate_regions(graph, ANY, refused)
 
         found = find_symbolic_regions(module.graph, translate, memory_order)
         kept = [r for r in found.regions if _varying_sizes(r)]
@@ -116,7 +116,6 @@ def _symbolic_kernel(r: SymbolicRegion) -> KernelOrEager:
 def _translate_regions(
     graph: fx.Graph,
     bounds: RegionLimits,
-    emit: Callable[[FusedRegion], FusedRegion] = emit_def,
     without: Collection[fx.Node] = (),
 ) -> list[FusedRegion]:
     """The regions of `graph` with their defs, without the operations whose formulas do not fit their arguments."""
@@ -127,7 +126,7 @@ def _translate_regions(
         for region in filter(is_profitable, find_regions(graph, refused, bounds)):
             try:
                 with falls_back("a def cannot be written"):
-                    taken += filter(lambda r: r.outputs, [_define_operator(emit(region))])
+                    taken += filter(lambda r: r.outputs, [_define_operator(emit_def(region))])
             except UnsupportedArguments as refusal:
                 get_logger("graph").debug("%s stays with torch: %s", refusal.node.target, refusal.why)
                 record_decision(partial(_left_to_torch, refusal.node, refusal.why))

@@ -36,15 +36,20 @@ class UnsupportedArguments(Exception):
         self.node, self.why = node, why
 
 
-PERMUTATIONS = (torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
+aten = torch.ops.aten
+PERMUTATIONS = frozenset(
+    (aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim,
+     aten.squeeze.dims)
+)  # fmt: skip
+"""Views with the extents of their source in another order, but for extents of 1."""
 
 
-def emit_def(region: FusedRegion, *, sees_permuted: bool = False) -> FusedRegion:
+def emit_def(region: FusedRegion) -> FusedRegion:
     """`region` with its def. Raises UnsupportedArguments if an operation has no formula for its arguments.
 
-    sees_permuted: look through permutations of parameters, so that their source is passed instead.
+    The source of a permuted parameter is the parameter instead, because a call of a view costs a microsecond.
     """
-    writer = _Writer(frozenset(region.nodes), sees_permuted=sees_permuted)
+    writer = _Writer(frozenset(region.nodes))
     for node in region.nodes:
         try:
             writer.write(node)
@@ -101,10 +106,7 @@ class _Writer:
         inside: frozenset[fx.Node],
         body: DefBuilder | None = None,
         known: Mapping[fx.Node, Any] | None = None,
-        *,
-        sees_permuted: bool = False,
     ) -> None:
-        self._sees_permuted = sees_permuted
         self.inside, self.body = inside, DefBuilder() if body is None else body
         self.known = frozenset(known or ())
         self.values: dict[fx.Node, Any] = dict(known or {})
@@ -125,7 +127,7 @@ class _Writer:
         """The indices of the parameters that are weights which must be finite. Raises UnsupportedArguments."""
         found: dict[int, None] = {}
         for node in sorted(self.inside, key=lambda n: n.name):
-            for weight in padded_weights(node):
+            for weight in map(_skip_permutations, padded_weights(node)):
                 if weight not in self.inputs:
                     raise UnsupportedArguments(node, "its weights are computed, and there is padding")
                 found[self.inputs.index(weight)] = None
@@ -222,14 +224,19 @@ class _Writer:
         return self.body.parameter(tuple(meta.shape), TYPES[meta.dtype])
 
     def _is_view_inside_region(self, node: fx.Node) -> bool:
-        """Whether `node` is a view of values of this region only, or a permutation to look through."""
-        if self._sees_permuted and node.target in PERMUTATIONS:
+        """Whether `node` is a view of values of this region only, or a permutation."""
+        if not is_view(node) or not is_expressible(node):
+            return False
+        if node.target in PERMUTATIONS:
             return True
-        return (
-            is_view(node)
-            and is_expressible(node)
-            and all(n in self.inside or n in self.known for n in operands_through_views(node))
-        )
+        return all(n in self.inside or n in self.known for n in operands_through_views(node))
+
+
+def _skip_permutations(node: fx.Node) -> fx.Node:
+    """The source of `node` if that is a permutation, else `node`."""
+    while node.target in PERMUTATIONS:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _match_result(context: TranslationContext, value: Value, node: fx.Node) -> Value:

@@ -12,7 +12,7 @@ from torch import fx
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx import graph as fx_graph
 
-from .direct_calls import call_directly
+from .direct_calls import call_directly, merge_views
 from .graph_nodes import has_fixed_order, is_compute, topological_order, writes_in_place
 from .partition import FusedRegion
 from .reuse_memory import reuse_memory
@@ -78,8 +78,9 @@ def _copies_of_written_tensors(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _finish_graph(graph: fx.Graph) -> fx.Graph:
-    """Reuse memory and call operations directly in `graph`, which cannot be partitioned afterwards."""
+    """Reuse memory, merge views and call operations directly in `graph`, which cannot be partitioned afterwards."""
     reuse_memory(graph)
+    merge_views(graph)
     call_directly(graph)
     graph.lint()
     return graph

@@ -1,4 +1,4 @@
-"""Simplifies captured graphs: merges equal operations, and makes constants independent of tensors."""
+"""Simplifies captured graphs: merges equal operations, omits copies, and makes constants independent of tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ FILLS: dict[Any, int | None] = {
 
 
 def simplify_graph(graph: fx.Graph) -> None:
-    """Merge equal operations of `graph`, and turn operations that use only the shape of a tensor into constants."""
+    """Merge equal operations, omit needless copies, and make constants independent of tensors whose shape they use."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in FILLS:
             _fill_by_shape(graph, node)
     _merge_equal_nodes(graph)
+    _omit_copies(graph)
     graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output") or not _is_functional(n))
 
 
@@ -69,6 +70,32 @@ def _merge_equal_nodes(graph: fx.Graph) -> None:
             if other is not node:
                 node.replace_all_uses_with(other)
                 graph.erase_node(node)
+
+
+def _omit_copies(graph: fx.Graph) -> None:
+    """Use the source of a copy, such as a dropout leaves in inference, if neither is written nor seen through views.
+
+    The results of the graph keep memory of their own.
+    """
+    kept = _aliases_of_outputs(graph)
+    written = {storage_id(x) for n in graph.nodes if not _is_functional(n) for x in n.all_input_nodes}
+    for node in list(graph.nodes):
+        if node.target is not aten.clone.default or node in kept or not _has_same_layout(node, node.args[0]):
+            continue
+        own, source = storage_id(node), storage_id(node.args[0])
+        known = own is not None and source is not None and written.isdisjoint((own, source, None))
+        if known and all(storage_id(user) not in (own, None) for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+
+
+def _has_same_layout(node: fx.Node, other: Any) -> bool:
+    """Whether the results of both are tensors of the same known sizes and strides."""
+    value, of_other = (x.meta.get("val") if isinstance(x, fx.Node) else None for x in (node, other))
+    if not isinstance(value, Tensor) or not isinstance(of_other, Tensor) or value.dtype != of_other.dtype:
+        return False
+    if not all(isinstance(n, int) for x in (value, of_other) for n in (*x.shape, *x.stride())):
+        return False
+    return value.shape == of_other.shape and value.stride() == of_other.stride()
 
 
 def _is_functional(node: fx.Node) -> bool:

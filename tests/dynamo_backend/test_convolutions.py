@@ -104,6 +104,22 @@ def test_an_infinite_weight_meets_no_element_outside_of_the_data(value: float) -
     torch.testing.assert_close(fast(x, w).isfinite(), function(x, w).isfinite())
 
 
+def test_an_infinite_permuted_weight_meets_no_padding(small_regions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes the tensor that is permuted, and that is checked."""
+    kernels: list[bool] = []
+    monkeypatch.setattr(backend, "observers", [lambda m, _: kernels.extend("region" in str(n) for n in m.graph.nodes)])
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w.transpose(0, 1), padding=1)
+
+    x, w = r(1, 3, 5, 5), r(3, 2, 3, 3)
+    fast = torch.compile(function, backend="tensor_comprehensions")
+    torch.testing.assert_close(fast(x, w), function(x, w))
+    assert any(kernels)
+    w[0, 0, 0, 0] = torch.inf
+    torch.testing.assert_close(fast(x, w).isfinite(), function(x, w).isfinite())
+
+
 def test_rows_of_a_concatenation_with_an_upsampled_image_stay_whole(
     kernels_always: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

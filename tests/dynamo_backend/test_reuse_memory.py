@@ -199,3 +199,71 @@ def test_views_are_called_as_methods(graphs: list[fx.Graph]) -> None:
     views = [n for n in graph.nodes if n.op not in ("placeholder", "output") and n.target != aten.cumsum.default]
     assert views
     assert not any("aten" in str(n.target) for n in views)
+
+
+def test_a_copy_that_nothing_writes_is_omitted(graphs: list[fx.Graph]) -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x + 1).clone() * 2
+
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(torch.compile(f, backend="tensor_comprehensions")(x), f(x))
+    assert not count(graphs[0], "clone")
+
+
+def copy_of_a_result(x: Tensor) -> Any:
+    y = x + 1
+    return y, y.clone()
+
+
+def copy_with_a_view(x: Tensor) -> Any:
+    y = x + 1
+    z = y.clone()
+    return z[1:] * 2, y
+
+
+def copy_of_an_input_that_changes(x: Tensor) -> Any:
+    y = x.clone()
+    x.mul_(2)
+    return y * 3
+
+
+def other_layout(x: Tensor) -> Any:
+    return torch.as_strided(x.t().contiguous(), (24,), (1,)) * 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [copy_of_a_result, copy_with_a_view, copy_of_an_input_that_changes, other_layout],
+    ids=lambda f: f.__name__,
+)
+def test_copies_that_are_seen_remain(program: Callable[[Tensor], Any], graphs: list[fx.Graph]) -> None:
+    x = torch.randn(4, 6)
+    mine, theirs = x.clone(), x.clone()
+    found, expected = torch.compile(program, backend="tensor_comprehensions")(mine), program(theirs)
+    torch.testing.assert_close((found, mine), (expected, theirs))
+    tensors = found if isinstance(found, tuple) else (found,)
+    assert len({y.untyped_storage().data_ptr() for y in tensors}) == len(tensors)
+    assert count(graphs[0], "clone")
+
+
+def test_shapes_in_a_row_are_given_at_once(graphs: list[fx.Graph]) -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.sin((x + 1).view(4, 6).view(2, 2, 6).view(2, 12)) @ x.view(12, 2)
+
+    x = torch.randn(24)
+    torch.testing.assert_close(torch.compile(f, backend="tensor_comprehensions")(x), f(x))
+    assert count(graphs[0], "view") == 2
+
+
+def test_kernels_read_permuted_operands_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[fx.Graph] = []
+    monkeypatch.setattr(backend, "observers", [lambda module, work: seen.append(module.graph)])
+    torch._dynamo.reset()
+
+    def f(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        return torch.relu(x @ w.t()) * scale.unsqueeze(1)
+
+    arguments = torch.randn(96, 64), torch.randn(128, 64), torch.randn(96)
+    torch.testing.assert_close(torch.compile(f, backend="tensor_comprehensions")(*arguments), f(*arguments))
+    calls = [n for n in seen[0].nodes if n.op == "call_module"]
+    assert [n.op for n in calls[0].all_input_nodes] == ["placeholder"] * 3
