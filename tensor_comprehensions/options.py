@@ -71,8 +71,8 @@ class SparseOptions:
             operands that are stored in another order. Empty chooses.
         convert: whether operands may be converted to other formats; if not, a def that needs a conversion is rejected.
         chunk_positions: stored positions per chunk of the outermost loop; threads share the chunks. 0 uses one thread.
-        count_first: whether a first pass counts the elements of sparse results, so that threads can share the second
-            one: "always", "never", or "auto": with three threads and more.
+        stage_rows: whether threads share the rows of sums with sparse results, which are written to a staging buffer
+            first: "always", "never", or "auto": if there is more than one thread.
         branchless_merge: whether sums of operands at one index run without branches on which operands are present.
         prefetch_distance: how many stored positions ahead rows are prefetched; 0 prefetches nothing.
         max_vectors: vectors that an innermost dense loop keeps in registers at once.
@@ -85,7 +85,7 @@ class SparseOptions:
     order: tuple[str, ...] = field(default=(), metadata={"example": "i"})
     convert: bool = field(default=True, metadata=_FLAG)
     chunk_positions: int = field(default=16384, metadata={"choices": (0, 2048, 16384, 131072)})
-    count_first: str = field(default="auto", metadata=_AUTO)
+    stage_rows: str = field(default="auto", metadata=_AUTO)
     branchless_merge: bool = field(default=True, metadata=_FLAG)
     prefetch_distance: int = field(default=16, metadata={"choices": (0, 2, 4, 8, 16, 32)})
     max_vectors: int = field(default=8, metadata={"choices": (1, 2, 4, 8, 16)})

@@ -345,8 +345,10 @@ MAX_PREFETCHED_ROW_LINES = 16
 """Maximum cache lines of a row that are prefetched; the hardware prefetches the rest of a longer one by itself."""
 COMPARED_COORDINATES = 4
 """Coordinates that are compared at once if two operands store the same ones."""
-COUNTING_THREADS = 3
-"""Minimum threads for which the elements of sums are counted first, which takes half as long as writing them."""
+STAGED_PART_CHUNKS = 32
+"""Maximum chunks of rows that a thread writes in a round, so that what it stages stays in the cache."""
+STAGED_ROUND_CHUNKS = 256
+"""Maximum chunks of a round, which limits the memory for staging to 50 MB for 12 bytes an element."""
 UNKNOWN_LOOP_ITERATIONS = 10_000.0
 """Iterations assumed for a loop whose extent is known only at run time."""
 COMPRESSED_FANOUT, ROOT_FANOUT = 10.0, 1_000.0

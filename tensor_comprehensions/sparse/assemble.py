@@ -31,7 +31,6 @@ from ..loop_ir.passes.vectorize import vectorize_loops
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
 from ..thresholds import ADDED_PRODUCTS, APPENDED_ELEMENTS, ROW_CHUNK_MULTIPLE
-from .absent_operands import is_additive
 from .chunks import CHUNKS, WORK, parallelize_outer_loop
 from .emit import StatementEmitter
 from .graph import needs_row_workspace
@@ -39,6 +38,7 @@ from .hashed_row import HashedRow, RowMeasurer
 from .operand_buffers import Assembled
 from .results import IN_REGISTER, add_to, with_register_sum
 from .row_workspace import DenseRow, MarkedRow, Row, RowWorkspace
+from .staged_rows import StagedRows
 from .state import Appended, Body, State
 
 
@@ -110,6 +110,9 @@ class AssemblingEmitter(StatementEmitter):
         return self.result.format
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
+        if self.result.stages_rows:
+            yield "assemble", self.staged_rows()
+            return
         if self.counts_rows:
             yield "count", build.block(self._no_entries(), replace(self, counts=True).rows(), self._scan_row_counts())
             yield "assemble", self.rows()
@@ -133,6 +136,17 @@ class AssemblingEmitter(StatementEmitter):
         return inside_chunks(
             whole, lambda inner: Allocate(cells.all, self._with_workspace(inner, lambda: self._measure_rows(True)))
         )
+
+    def staged_rows(self) -> Stmt:
+        """The loops in rounds, of which each thread writes a part."""
+        cells = _AssemblyRegisters.of(self.format.depth)
+        starts = [pos for a in self.result.bound if (pos := self.shared.operands[a].pos[-1]) is not None]
+        rows = StagedRows(
+            self.result, starts, cells.counts[-1], cells.all, self.names, self.shared.problem.threads,
+            self.options.chunk_positions, self.shared.target.vector_bits,
+        )  # fmt: skip
+        staged = replace(self, result=rows.staging).walk()
+        return rows.emit(self.walk(), staged, lambda n: Store(self.totals, (build.const(self.first + 1),), n))
 
     @property
     def _row_count(self) -> Expr:
@@ -163,11 +177,13 @@ class AssemblingEmitter(StatementEmitter):
         assert pos is not None
         return pos
 
-    def _counted_row(self, row: Expr, body: Stmt) -> Stmt:
-        """`body` for one row: count its entries, or write them from the start of the row."""
+    def _independent_row(self, row: Expr, body: Stmt) -> Stmt:
+        """`body` for one row: count its entries, write them from the start of the row, or append them to a buffer."""
         count = _AssemblyRegisters.of(self.format.depth).counts[-1]
+        last = Store(self._row_starts, (build.add(row, 1),), self._index(Load(count, ())))
+        if self.result.stages_rows:
+            return build.block(body, last)
         if self.counts:
-            last = Store(self._row_starts, (build.add(row, 1),), self._index(Load(count, ())))
             return build.block(Store(count, (), build.const(0)), body, last)
         start = build.cast(build.load(self._row_starts, row), INT64)
         return build.block(Store(count, (), start), body)
@@ -286,10 +302,10 @@ class AssemblingEmitter(StatementEmitter):
         return self._start(len(self.format.levels) - 1, parent, _AssemblyRegisters.of(self.format.depth))
 
     def wrap_loops(self, depth: int, state: State, then: Body) -> Stmt:
-        if self.counts_rows and depth == self._row_depth:
+        if (self.counts_rows or self.result.stages_rows) and depth == self._row_depth:
             (row,) = (e.name for d in self.format.order[:1] for e in (self.s.subscripts[d],) if isinstance(e, Index))
             index = build.sub(state.indices[row], self.starts[self.format.order[0]])
-            return self._counted_row(index, self._wrap_loops(depth, state, then))
+            return self._independent_row(index, self._wrap_loops(depth, state, then))
         if self._starts_rows and depth == self._row_depth:
             return build.block(*self._row(state), self._wrap_loops(depth, state, then))
         return self._wrap_loops(depth, state, then)
@@ -406,15 +422,8 @@ class AssemblingEmitter(StatementEmitter):
         return self.s.target in self.shared.problem.wide
 
     @property
-    def _adds_rows(self) -> bool:
-        """Whether each row is the sum of rows of several operands."""
-        term, paths = self.nest.term, self.nest.paths
-        is_plain = len(paths) > 1 and not term.exists and not term.aliases and is_additive(term.value, set(paths))
-        return is_plain and all(x.is_free for x in self.nest.loops.values())
-
-    @property
     def is_unordered(self) -> bool:
-        return self.counts and self.counts_rows and not self._is_wide and (self.is_scattered or self._adds_rows)
+        return self.counts and self.counts_rows and not self._is_wide and self.is_scattered
 
     @property
     def _last_index(self) -> str:

@@ -6,7 +6,7 @@ Chunks depend only on sizes and stored positions, so that results are the same f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..core.dtypes import INT64
 from ..core.internal_names import internal_name
@@ -63,29 +63,48 @@ def _by_iterations(loop: Loop) -> Stmt:
     return Let(CHUNKS, chunks, Loop(CHUNK, build.const(0), count, inner, LoopKind.PARALLEL))
 
 
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The iterations of a loop in chunks of about the same work. Each chunk has whole iterations, or none.
+
+    work_before: the work before an iteration. total: the work of all of them. count: the number of chunks.
+    """
+
+    loop: Loop
+    work_before: Callable[[Expr], Expr]
+    total: Expr
+    count: Expr
+    names: Names
+
+    def bind_start(self, chunk: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
+        """Emit `then` with the first iteration of a chunk."""
+        start, stop = self.loop.start, self.loop.stop
+        wanted = build.add(self.work_before(start), build.div(build.mul(chunk, self.total), self.count))
+        extent = build.sub(stop, start)
+        guess = build.add(start, build.div(build.mul(chunk, extent), self.count))
+        around = build.add(build.div(extent, build.mul(self.count, CHUNK_END_SEARCH_PART)), 1)
+        return _first_with(self.work_before, wanted, start, stop, (guess, around), self.names, then)
+
+    def bind_range(self, chunk: Expr, then: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        """Emit `then` with the first iteration of a chunk and the first one after it."""
+        return self.bind_start(
+            chunk, lambda first: self.bind_start(build.add(chunk, 1), lambda last: then(first, last))
+        )
+
+
 def _by_positions(loop: Loop, pos: Buffer, names: Names, size: int) -> Stmt:
     """Chunks with equal numbers of positions plus parents."""
 
     def work_before(i: Expr) -> Expr:
         return build.add(build.cast(build.load(pos, i), INT64), i)
 
-    chunk, count, total = build.var(CHUNK), build.var(CHUNKS), build.var(WORK)
+    chunk, total = build.var(CHUNK), build.var(WORK)
     before = build.sub(work_before(loop.stop), work_before(loop.start))
-    chunks = build.minimum(build.maximum(build.div(total, size), 1), MAX_SPARSE_CHUNKS)
-
-    def begins(k: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
-        wanted = build.add(work_before(loop.start), build.div(build.mul(k, total), count))
-        extent = build.sub(loop.stop, loop.start)
-        guess = build.add(loop.start, build.div(build.mul(k, extent), count))
-        around = build.add(build.div(extent, build.mul(count, CHUNK_END_SEARCH_PART)), 1)
-        return _first_with(work_before, wanted, loop.start, loop.stop, (guess, around), names, then)
-
-    inner = begins(
-        chunk,
-        lambda first: begins(build.add(chunk, 1), lambda last: replace(loop, start=first, stop=last)),
-    )
-    shared = Loop(CHUNK, build.const(0), count, inner, LoopKind.PARALLEL)
-    return Let(WORK, before, Let(CHUNKS, chunks, shared))
+    count = build.minimum(build.maximum(build.div(total, size), 1), MAX_SPARSE_CHUNKS)
+    chunks = Chunks(loop, work_before, total, build.var(CHUNKS), names)
+    inner = chunks.bind_range(chunk, lambda first, last: replace(loop, start=first, stop=last))
+    shared = Loop(CHUNK, build.const(0), chunks.count, inner, LoopKind.PARALLEL)
+    return Let(WORK, before, Let(CHUNKS, count, shared))
 
 
 def _first_with(

@@ -152,17 +152,16 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     )  # fmt: skip
 
 
-def gains_from_counting(problem: SparseProblem) -> bool:
-    """Whether counting the rows of a result first would let threads share them; otherwise one thread writes them."""
+def gains_from_staging(problem: SparseProblem) -> bool:
+    """Whether threads can share the rows of a result by writing them to a staging buffer."""
     converted, _, _ = insert_conversions(problem)
-    nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
-    formats = [result_format(nest, converted) for nest in nests]
-    return any(
-        f is not None
-        and _find_bounding_operands(nest, f)
-        and _has_rows(nest, choose_order(nest, f, problem.options), f)
-        for nest, f in zip(nests, formats, strict=True)
-    )
+    for number in range(len(converted.function.statements)):
+        nest = build_nest(converted, number)
+        order = choose_order(nest, result_format(nest, converted), problem.options)
+        arrays = _result_arrays(converted, number, nest, order)
+        if isinstance(arrays, Assembled) and arrays.stages_rows:
+            return True
+    return False
 
 
 def gains_from_refilling(problem: SparseProblem) -> bool:
@@ -177,11 +176,11 @@ def gains_from_refilling(problem: SparseProblem) -> bool:
 
 
 def needs_row_workspaces(problem: SparseProblem) -> bool:
-    """Whether rows of a result are combined in a workspace, or counted in one."""
+    """Whether rows of a result are combined in a workspace."""
     converted, _, _ = insert_conversions(problem)
     nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
     formats = [result_format(nest, converted) for nest in nests]
-    return problem.parallel or any(
+    return any(
         f is not None and needs_row_workspace(nest, choose_order(nest, f, problem.options), f)
         for nest, f in zip(nests, formats, strict=True)
     )
@@ -210,8 +209,9 @@ def _result_arrays(
         if problem.refills and can_refill(nest, order, format):
             return replace(assembled_of(number, target, index, (), False), is_known=True)
         bound, has_rows = _find_bounding_operands(nest, format), _has_rows(nest, order, format)
-        bound = () if problem.parallel and has_rows else bound
-        return assembled_of(number, target, index, bound, not bound and has_rows)
+        arrays = assembled_of(number, target, index, bound, not bound and has_rows)
+        stages = problem.threads > 1 and problem.options.chunk_positions > 0 and bool(bound) and has_rows
+        return replace(arrays, stages_rows=stages and _have_rows(function, bound))
     return collect_result(function, number)
 
 
@@ -241,6 +241,12 @@ def _has_rows(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
     """Whether the outermost loop runs over all rows of a CSR-like result, so that threads can share them."""
     iterated = any(step.loop == order[0] for p in nest.paths.values() for step in p.iterated)
     return format.word == "ds" and not iterated and not nest.loops[order[0]].window
+
+
+def _have_rows(function: Function, operands: tuple[str, ...]) -> bool:
+    """Whether each operand is stored row by row, with one level of columns."""
+    formats = (function.tensor(name).format for name in operands)
+    return all(f is not None and f.word == "ds" for f in formats)
 
 
 def first_definition(function: Function, target: str) -> int:

@@ -77,6 +77,7 @@ class Assembled:
 
     bound: operands that together store at least as many elements; empty if the elements are counted first.
     counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
+    stages_rows: whether threads share the rows, which are written to a staging buffer first.
     is_known: whether the caller has the levels from an earlier run, so that only the values are written.
     """
 
@@ -89,6 +90,7 @@ class Assembled:
     values: Buffer
     bound: tuple[str, ...] = ()
     counts_rows: bool = False
+    stages_rows: bool = False
     is_known: bool = False
 
     @property

@@ -151,7 +151,7 @@ def make_cpu_problem(request: KernelRequest) -> SparseProblem:
     shared = find_shared_patterns(request.function)
     return SparseProblem(
         with_shared_formats(request.function, shared), request.index_types, request.fixed,
-        tuple((name, x.source) for name, x in shared.items()), request.parallel, request.refills, request.options,
+        tuple((name, x.source) for name, x in shared.items()), request.threads, request.refills, request.options,
         wide=request.wide,
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ class SparseProblem:
         index_types: the type of the coordinates of each sparse tensor, by name.
         fixed: the sizes that the kernel is specialized for, by name.
         shared: pairs of a temporary or result and the operand whose sparsity pattern it has.
-        parallel: whether several threads will run it, so that a counting pass pays by letting all of them write.
+        threads: the threads among which the rows of sums with sparse results are divided.
         aliases: pairs of an operand that the caller makes and the tensor that it is made from and has the extents of.
         options: how to lower the def.
         refills: whether the patterns of results are known, so that only values are computed, if that is faster.
@@ -36,7 +36,7 @@ class SparseProblem:
     index_types: tuple[tuple[str, DType], ...]
     fixed: tuple[tuple[str, int], ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
-    parallel: bool = False
+    threads: int = 1
     refills: bool = False
     options: SparseOptions = field(default_factory=SparseOptions)
     aliases: tuple[tuple[str, str], ...] = ()
@@ -79,7 +79,7 @@ class KernelRequest:
     function: Function
     index_types: tuple[tuple[str, DType], ...]
     fixed: tuple[tuple[str, int], ...]
-    parallel: bool
+    threads: int
     refills: bool
     options: SparseOptions
     wide: tuple[str, ...] = ()

@@ -20,7 +20,6 @@ from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.semantics.sparse_rules import with_formats
-from tensor_comprehensions.thresholds import COUNTING_THREADS
 from tests.helpers.sparse_checks import check_result, filled_memory, interpret_def, reference, remembered_passes, same
 from tests.helpers.sparse_programs import (
     RandomDef,
@@ -37,8 +36,10 @@ SETTINGS = settings(
 )
 BLOCKED_CYCLE = "would have to be stored in another order"
 """Said of blocked operands that no order of loops can walk, in whichever of their two formats."""
-THREADS = (1, COUNTING_THREADS)
+THREADS = (1, 3)
 """Numbers of threads for which kernels differ."""
+CHUNKS = (1, 3, 20, 16384)
+"""Sizes of chunks: the smaller ones divide the rows of small operands among threads, and their sums into rounds."""
 
 
 @SETTINGS
@@ -67,7 +68,8 @@ def call_with_threads(threads: int, call: Callable[[], None]) -> None:
 
 
 def check_program(r: Random, program: RandomDef) -> None:
-    op = tc.define(program.source, options=tc.SparseOptions(hash_rows=r.choice(("auto", "always")))).f
+    options = tc.SparseOptions(hash_rows=r.choice(("auto", "always")), chunk_positions=r.choice(CHUNKS))
+    op = tc.define(program.source, options=options).f
     sizes = program.sizes
     for n in range(r.choice((1, 1, 2))):
         if n and program.resizable:

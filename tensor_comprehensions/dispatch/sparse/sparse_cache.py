@@ -44,7 +44,7 @@ def load_or_compile_sparse(
 
 def _make_key(request: KernelRequest, target: CpuTarget) -> Key | None:
     indices = tuple((name, dtype.name) for name, dtype in request.index_types)
-    kernel = (indices, request.fixed, request.parallel, request.refills, request.options, request.wide)
+    kernel = (indices, request.fixed, request.threads, request.refills, request.options, request.wide)
     try:
         return make_sparse_key(_describe_def(request.function), kernel, target, flags=object_code.codegen_flags())
     except Uncacheable as reason:

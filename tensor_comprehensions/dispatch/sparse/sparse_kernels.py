@@ -23,7 +23,6 @@ from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
 from ...tc_lang.semantics.sparse_rules import is_dense_contraction, pattern_depends_on_values, with_formats
 from ...tc_lang.size_polynomial import Value
-from ...thresholds import COUNTING_THREADS
 from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
 from ..call_steps import CallSignature, check_names
 from .caller_kind import check_results_exist, is_sparse, results_in_caller_kind
@@ -341,8 +340,8 @@ class SparseKernels:
         formats = _formats_of(function)
         extents = self._row_extents.get(formats, lambda: row_extents(function))
 
-        def make(parallel: bool, refills: bool, wide: tuple[str, ...]) -> CompiledSparseKernel:
-            request = KernelRequest(function, types, fixed, parallel, refills, options, wide)
+        def make(threads: int, refills: bool, wide: tuple[str, ...]) -> CompiledSparseKernel:
+            request = KernelRequest(function, types, fixed, threads, refills, options, wide)
             try:
                 return load_or_compile_sparse(request, host(), lambda: compile_now(request))
             except CannotLower as refusal:
@@ -352,19 +351,19 @@ class SparseKernels:
             """The kernel for a request, or a simpler one that is as fast, which is then cached under both keys."""
             problem = shared_sparsity.make_cpu_problem(request)
             if request.refills and not lower.gains_from_refilling(problem):
-                return kernel(request.parallel, False, request.wide)
-            if request.parallel and not lower.gains_from_counting(problem):
-                return kernel(False, request.refills, request.wide)
+                return kernel(request.threads, False, request.wide)
+            if request.threads > 1 and not lower.gains_from_staging(problem):
+                return kernel(1, request.refills, request.wide)
             if request.wide and not lower.needs_row_workspaces(problem):
-                return kernel(request.parallel, request.refills, ())
+                return kernel(request.threads, request.refills, ())
             return sparse_passes.compile_sparse(request, host())
 
-        def kernel(parallel: bool, refills: bool, wide: tuple[str, ...]) -> CompiledSparseKernel:
-            key = (formats, types, fixed, parallel, refills, options, wide)
-            return self._kernels.get(key, lambda: make(parallel, refills, wide))
+        def kernel(threads: int, refills: bool, wide: tuple[str, ...]) -> CompiledSparseKernel:
+            key = (formats, types, fixed, threads, refills, options, wide)
+            return self._kernels.get(key, lambda: make(threads, refills, wide))
 
-        count_first = {"always": True, "never": False, "auto": torch.get_num_threads() >= COUNTING_THREADS}
-        return kernel(count_first[options.count_first], refills, wide_results(extents, sizes, options))
+        threads = {"always": max(2, torch.get_num_threads()), "never": 1, "auto": torch.get_num_threads()}
+        return kernel(threads[options.stage_rows], refills, wide_results(extents, sizes, options))
 
 
 def _formats_of(function: Function) -> Hashable:

@@ -56,13 +56,13 @@ class StoredCounts:
     """The results of the phases that only count elements, for later calls with the same patterns.
 
     Attributes:
-        totals: the array `totals` after a phase, by (is parallel, refills, phase).
+        totals: the array `totals` after a phase, by (threads, refills, phase).
         rows: the array of row starts of a result, by the number of the result.
         levels: the levels of all sparse results, by name; empty if they are not known.
         parts: the counts of each part of a split def, by the number of the part.
     """
 
-    totals: dict[tuple[bool, bool, int], np.ndarray[Any, Any]] = field(default_factory=dict)
+    totals: dict[tuple[int, bool, int], np.ndarray[Any, Any]] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)
     levels: dict[str, tuple[Level, ...]] = field(default_factory=dict)
     parts: dict[int, StoredCounts] = field(default_factory=dict)
@@ -215,7 +215,7 @@ class SparseRun(ProgramRun):
                     self.rows[n] = self._row_starts(r.tensor, r.levels)
                 if r.phase == number:
                     self.arrays[n] = self._allocate(n, r)
-            key = (self.plan.problem.parallel, self.plan.problem.refills, number)
+            key = (self.plan.problem.threads, self.plan.problem.refills, number)
             if self.counts is not None and key in self.counts.totals:
                 self.totals[:] = self.counts.totals[key]
                 self.rows |= self.counts.rows
