@@ -42,6 +42,7 @@ PERMUTATIONS = frozenset(
      aten.squeeze.dims)
 )  # fmt: skip
 """Views with the extents of their source in another order, but for extents of 1."""
+RESHAPES = frozenset((aten.view.default, aten._unsafe_view.default))
 
 
 def emit_def(region: FusedRegion) -> FusedRegion:
@@ -224,12 +225,20 @@ class _Writer:
         return self.body.parameter(tuple(meta.shape), TYPES[meta.dtype])
 
     def _is_view_inside_region(self, node: fx.Node) -> bool:
-        """Whether `node` is a view of values of this region only, or a permutation."""
+        """Whether `node` is a view of values of this region only, or one whose source is the parameter instead."""
         if not is_view(node) or not is_expressible(node):
             return False
-        if node.target in PERMUTATIONS:
+        if node.target in PERMUTATIONS or _merges_rows(node):
             return True
         return all(n in self.inside or n in self.known for n in operands_through_views(node))
+
+
+def _merges_rows(node: fx.Node) -> bool:
+    """Whether `node` is a matrix whose rows are those of a tensor of more dimensions."""
+    if node.target not in RESHAPES:
+        return False
+    source, matrix = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    return bool(matrix.ndim == 2 < source.ndim and source.is_contiguous() and matrix.shape[1] == source.shape[-1])
 
 
 def _skip_permutations(node: fx.Node) -> fx.Node:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import fx
 
 from ..core.dtypes import BOOL, INT64
@@ -75,12 +76,28 @@ def index_select(c: TranslationContext, x: Value, d: int, words: Value) -> Value
 
 @operation(aten.index.Tensor)
 def index(c: TranslationContext, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Indices below 0 count from the end."""
+    """Indices below 0 count from the end. Several must be for dimensions in a row, and of the same loops."""
     given = [(d, words) for d, words in enumerate(indices) if words is not None]
-    if len(given) != 1:
-        raise Unsupported("a lookup by several indices")
-    ((d, words),) = given
-    return _look_up(c, x, d, words, from_end=True)
+    if len(given) == 1:
+        ((d, words),) = given
+        return _look_up(c, x, d, words, from_end=True)
+    first, stop = given[0][0], given[-1][0] + 1
+    if stop - first != len(given) or any(len(g) != 1 for g in x.groups[first:stop]):
+        raise Unsupported("a lookup by several indices that are not in a row")
+    if any(words.dtype != INT64 for _, words in given):
+        raise Unsupported("a lookup by masks")
+    table, *found = (v if v.access else c.body.materialize(v) for v in (x, *(words for _, words in given)))
+    shape = np.broadcast_shapes(*(words.shape for words in found))
+    found = align_values([broadcast_value(words, shape) for words in found])
+    before = sum(map(len, table.groups[:first]))
+    after = before + len(found[0].loops)
+
+    def element_text(i: Sequence[str]) -> str:
+        own = i[before:after]
+        rows = (_row(w.at(own), n, from_end=True) for w, n in zip(found, table.shape[first:stop], strict=True))
+        return table.at([*i[:before], *rows, *i[after:]])
+
+    return Value((*table.groups[:first], *found[0].groups, *table.groups[stop:]), element_text, c.dtype)
 
 
 def _look_up(c: TranslationContext, x: Value, d: int, words: Value, *, from_end: bool = False) -> Value:

@@ -144,6 +144,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         (A, torch.tensor([0, 2, 2, 1])),
     ),
     "lookups from the end": (lambda x, i: x[i - 4] * x[i] + x[i[:1]], (A, torch.tensor([0, 2, 2, 1]))),
+    "lookups by several indices": (
+        lambda x, i, j: x[:, i, j] * 2 + x[:, i - 3, j.flip(0)] + (x * 3)[:, i[0], j].sum() + x[0, i, j[:1]].sum(),
+        (torch.randn(3, 4, 5, 2), torch.tensor([[0], [2], [3]]), torch.tensor([4, 0, -5, 1])),
+    ),
+    "lookups by indices of views": (
+        lambda x, i: (x.view(2, 2, 6)[i % 2, i.view(2, 2).t().reshape(4) % 2] + 1) * 2,
+        (A, torch.tensor([0, 2, 2, 1])),
+    ),
     "sums by index": (
         lambda x, i: (x * 2).index_add(1, i, x[:, :5] * 3, alpha=0.5) + x.index_add(0, i[:4], x),
         (A, torch.tensor([1, 3, 1, 0, 2])),

@@ -267,3 +267,21 @@ def test_kernels_read_permuted_operands_in_place(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(torch.compile(f, backend="tensor_comprehensions")(*arguments), f(*arguments))
     calls = [n for n in seen[0].nodes if n.op == "call_module"]
     assert [n.op for n in calls[0].all_input_nodes] == ["placeholder"] * 3
+
+
+def test_rows_of_more_dimensions_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product takes the tensor whose dimensions the matrix merges, so that what follows shares its loops."""
+    seen: list[fx.GraphModule] = []
+    monkeypatch.setattr(backend, "observers", [lambda module, work: seen.append(module)])
+    torch._dynamo.reset()
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh((x.view(96, 64) @ w).view(4, 24, 128)) * 2
+
+    arguments = torch.randn(4, 24, 64), torch.randn(64, 128)
+    torch.testing.assert_close(torch.compile(f, backend="tensor_comprehensions")(*arguments), f(*arguments))
+    (call,) = (n for n in seen[0].graph.nodes if n.op == "call_module")
+    assert [n.op for n in call.all_input_nodes] == ["placeholder"] * 2
+    text = str(seen[0].get_submodule(str(call.target)).op)
+    assert "float32(4,24,64)" in text
+    assert not count(seen[0].graph, "view")
