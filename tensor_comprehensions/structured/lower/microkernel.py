@@ -25,6 +25,7 @@ from .masked_domain import Step, emit_membership, find_bounded_reduction, masked
 from .panel_prefetch import prefetch_hints_for_panel
 from .store_transposed import flat_row_index, store_transposed, transposed_iterator
 from .tile import Region, local_var, region_origin, specialize_padded_extents, tile_number_var
+from .transposed_reads import find_transposed_reads, stage_transposed_reads
 from .vector_expr import first_lanes_mask, multiply_add, substitute_vectorized
 
 CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint", "tf32")
@@ -371,7 +372,7 @@ def _emit_accumulator_stores(
         _store_transposed
         if transposed_iterator(op, plan, region)
         else _store_staged
-        if _has_costly_call(op.stored_value)
+        if _has_costly_call(op.stored_value) or find_transposed_reads(op, plan, region)
         else _store_in_place
     )
     complete = store(op, plan, region, cells, registers)
@@ -419,11 +420,17 @@ def _has_costly_call(e: Expr) -> bool:
 def _store_staged(
     op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer
 ) -> Stmt:
-    """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
+    """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call.
+
+    Operands that lie across the lanes are transposed before.
+    """
     buffer, spill = _emit_accumulator_spill(op, plan, region, [read_accumulator(registers, c) for c in cells])
-    return Allocate(
-        (buffer,), build.block(spill, store_rows(buffer, op, plan, region, cells[: _count_row_vectors(plan, region)]))
-    )
+    columns = cells[: _count_row_vectors(plan, region)]
+    if not (reads := find_transposed_reads(op, plan, region)):
+        return Allocate((buffer,), build.block(spill, store_rows(buffer, op, plan, region, columns)))
+    epilogue, turned, fill = stage_transposed_reads(op, plan, region, reads)
+    rows = store_rows(buffer, replace(op, epilogue=epilogue), plan, region, columns)
+    return Allocate((buffer, *turned), build.block(spill, fill, rows))
 
 
 def _store_transposed(
