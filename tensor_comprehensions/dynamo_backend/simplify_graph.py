@@ -16,13 +16,15 @@ FILLS: dict[Any, int | None] = {
     aten.new_zeros.default: 0, aten.new_ones.default: 1,
 }  # fmt: skip
 """Operations that use only a tensor's shape and type, with the number they fill with; None: it is an argument."""
+ALIASES = frozenset((aten.detach.default, aten.alias.default))
 
 
 def simplify_graph(graph: fx.Graph) -> None:
-    """Merge equal operations, omit needless copies, and make constants independent of tensors whose shape they use."""
+    """Merge equal operations, omit needless copies and aliases, and give constants sizes instead of tensors."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in FILLS:
             _fill_by_shape(graph, node)
+    _omit_aliases(graph)
     _merge_equal_nodes(graph)
     _omit_copies(graph)
     graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output") or not _is_functional(n))
@@ -70,6 +72,15 @@ def _merge_equal_nodes(graph: fx.Graph) -> None:
             if other is not node:
                 node.replace_all_uses_with(other)
                 graph.erase_node(node)
+
+
+def _omit_aliases(graph: fx.Graph) -> None:
+    """Use a tensor instead of its `detach`, which only matters to autograd. Results of the graph remain apart."""
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    results = set(output.all_input_nodes)
+    for node in list(graph.nodes):
+        if node.target in ALIASES and node not in results:
+            node.replace_all_uses_with(node.args[0])
 
 
 def _omit_copies(graph: fx.Graph) -> None:

@@ -285,3 +285,28 @@ def test_rows_of_more_dimensions_stay_apart(monkeypatch: pytest.MonkeyPatch) -> 
     text = str(seen[0].get_submodule(str(call.target)).op)
     assert "float32(4,24,64)" in text
     assert not count(seen[0].graph, "view")
+
+
+def test_aliases_for_autograd_are_omitted(graphs: list[fx.Graph]) -> None:
+    """Results of a tanh and a sigmoid are saved detached."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        h = torch.tanh(x) * torch.sigmoid(y)
+        return torch.tanh(h + x) * torch.sigmoid(h - y)
+
+    given = [torch.randn(40, 60, requires_grad=True) for _ in range(2)]
+    expected = torch.autograd.grad(f(*given).sum(), given)
+    found = torch.autograd.grad(torch.compile(f, backend="tensor_comprehensions")(*given).sum(), given)
+    torch.testing.assert_close(found, expected)
+    assert not any(count(graph, "detach") for graph in graphs)
+
+
+def test_an_alias_that_is_a_result_is_another_tensor() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y.detach()
+
+    y, z = torch.compile(f, backend="tensor_comprehensions")(torch.ones(3, requires_grad=True))
+    assert y.requires_grad
+    assert not z.requires_grad
+    assert y.data_ptr() == z.data_ptr()
