@@ -35,6 +35,10 @@ def shifted(double(N,N) A: csr, double(N,F) X, double(F,G) W) -> (Y) {
     H(i,g) +=! X(i,f) * W(f,g) where i in 1:N
     Y(i,g) +=! A(i,j) * H(j,g) where j in 1:N
 }
+def unused(double(N,N) A: csr, double(N,F) X, double(F,G) W) -> (Y) {
+    H(i,g) +=! X(i,f) * W(f,g)
+    Y(i,f) +=! A(i,j) * X(j,f)
+}
 def plain(double(N,N) A: csr, double(N,F) X) -> (Y) { Y(i,f) +=! A(i,j) * X(j,f) }
 """)
 PARTS = {
@@ -43,6 +47,7 @@ PARTS = {
     "scores": [True, False],
     "attend": [],
     "shifted": [],
+    "unused": [],
     "plain": [],
 }
 

@@ -62,3 +62,18 @@ def test_the_mask_is_not_gathered() -> None:
     epilogues = [line for line in text.splitlines() if "exp(" in line]
     assert epilogues
     assert not [line for line in epilogues if re.search(r"\bm\[[^\]]*ramp\([^)]*\), [^\]]*\]", line)]
+
+
+@pytest.mark.sampled  # values and sizes
+@pytest.mark.parametrize("value", ["t(n,w,o) + r(n,o,w)", "exp(t(n,w,o) - r(n,o,w)) * r(n,o,w)"])
+@pytest.mark.parametrize("sizes", [(3, 40, 24, 32), (2, 6, 70, 48), (5, 4, 33, 96), (1, 130, 50, 17)], ids=str)
+def test_residuals_with_channels_first(value: str, sizes: tuple[int, ...]) -> None:
+    n, w, c, o = sizes
+    op = tc.define(f"""def f(float(N,W,C) x, float(O,C) weight, float(N,O,W) r) -> (z) {{
+        t(n,w,o) +=! x(n,w,c) * weight(o,c)
+        z(n,w,o) = {value}
+    }}""").f
+    x, weight, r = torch.randn(n, w, c), torch.randn(o, c) * 0.1, torch.randn(n, o, w)
+    t, turned = x @ weight.t(), r.transpose(1, 2)
+    expected = t + turned if "exp" not in value else torch.exp(t - turned) * turned
+    torch.testing.assert_close(op(x, weight, r), expected, rtol=1e-4, atol=1e-4)

@@ -18,8 +18,9 @@ from ...thresholds import MAX_INTERLEAVED_STRIDE, TRANSPOSE_BITS
 from ..analysis.access_strides import access_strides
 from ..op import StructuredOp, loads_in
 from ..plan import Plan
-from .tile import Region, local_var
+from .tile import Region, local_var, region_origin
 from .transpose import Axis, transpose_loops
+from .vector_expr import substitute_vectorized
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def stage_transposed_reads(
 ) -> tuple[Expr, tuple[Buffer, ...], Stmt]:
     """The epilogue with loads from buffers, the buffers, and the code that fills them for a register tile."""
     lanes = -(-region[plan.vector].size // plan.lanes) * plan.lanes
+    origin = region_origin(region)
     places: dict[Expr, Load] = {}
     copies: list[Stmt] = []
     buffers: list[Buffer] = []
@@ -64,9 +66,12 @@ def stage_transposed_reads(
         buffers.append(buffer)
         place = (build.sub(Var(a.name), a.start) for a in (rows, columns))
         near = region[read.unit].size * dtype.size >= SHUFFLE_BYTES
-        store = Store(buffer, tuple(place), read.load)
+        elsewhere = {name: first for name, first in origin.items() if name not in (read.unit, plan.vector)}
+        load = substitute_vectorized(read.load, elsewhere)
+        assert isinstance(load, Load)
+        store = Store(buffer, tuple(place), load)
         side = TRANSPOSE_BITS // dtype.bits
-        copies.append(transpose_loops([store], [read.load], rows, columns, side, near=near))
+        copies.append(transpose_loops([store], [load], rows, columns, side, near=near))
         places[read.load] = Load(buffer, (Var(local_var(read.unit)), Var(local_var(plan.vector))))
     assert op.epilogue is not None
     return _replace_loads(op.epilogue, places), tuple(buffers), build.block(*copies)

@@ -27,6 +27,8 @@ class DefPart:
 def split_dense_contractions(function: Function, patterned: Collection[str] = ()) -> tuple[DefPart, ...]:
     """Split a def into parts, in order; () if it has no dense contractions or cannot be split.
 
+    Parts whose results nothing reads are omitted.
+
     Args:
         patterned: temporaries with the sparsity pattern of an operand, which must stay within one part.
     """
@@ -39,8 +41,9 @@ def split_dense_contractions(function: Function, patterned: Collection[str] = ()
         part = _make_part_function(function, number, statements, ranges)
         if part is None or any(t.name in patterned or _is_made_sparse(t, function) for t in part.parameters):
             return ()
-        parts.append(DefPart(part, is_dense))
-    return tuple(parts)
+        if part.returns:
+            parts.append(DefPart(part, is_dense))
+    return tuple(parts) if any(p.is_dense for p in parts) else ()
 
 
 def _is_made_sparse(t: Symbol, function: Function) -> bool:
