@@ -69,8 +69,18 @@ _decompositions: SingleFlightCache[str, Decomposition | None] = SingleFlightCach
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """torch's decompositions of the operations that captured graphs leave whole."""
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)
-    table = {**core(), **get_decompositions(DECOMPOSED)}
+    table = {**core(), **get_decompositions(DECOMPOSED), aten._safe_softmax.default: _decompose_safe_softmax}
     return {target: how for target, how in table.items() if target.overloadpacket not in KEPT}
+
+
+def _decompose_safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A softmax whose rows of -inf give 0, from one maximum and one sum for each row."""
+    returned = x.dtype if dtype is None else dtype
+    x = x.to(torch.promote_types(returned, torch.float32))
+    most = x.amax(dim, keepdim=True)
+    powers = torch.exp(x - torch.where(most == -torch.inf, 0.0, most))
+    total = powers.sum(dim, keepdim=True)
+    return (powers / torch.where(total == 0, 1.0, total)).to(returned)
 
 
 _table: dict[Any, Callable[..., Any]] = {}

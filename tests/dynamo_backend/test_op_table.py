@@ -135,6 +135,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         (*r(2, 2, 3, 5, 4), *r(2, 2, 3, 7, 4), torch.zeros(KEPT.shape).masked_fill(~KEPT, -torch.inf)),
     ),
     "gradients of attention": (lambda g, q, k, v: _attention_gradients(g, q, k, v), tuple(r(4, 2, 3, 6, 4))),
+    "softmax of rows of -inf": (
+        lambda x: torch.cat([aten._safe_softmax(x * 2, -1) + 1, aten._safe_softmax(x, 0).exp()]),
+        (KEPT[0, 0].float().log(),),
+    ),
+    "softmax in bfloat16": (lambda x: aten._safe_softmax(x * 2, -1) * 2, (r(4, 6)[0].bfloat16(),)),
     "embedding": (lambda t, i: F.embedding(i, t) * 2 + 1, (A, torch.randint(4, (3, 2)))),
     "embedding of a product": (lambda t, i: F.embedding(i, t * 2) + 1, (A, torch.randint(4, (3, 2)))),
     "lookups": (
