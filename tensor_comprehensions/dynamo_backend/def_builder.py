@@ -80,6 +80,18 @@ class DefBuilder:
             )
         )
 
+    def materialize_rounded(self, x: Value) -> Value:
+        """`x` stored in a tensor of its own type; as it is if it only reads a parameter or such a tensor."""
+        names = _make_index_names(x)
+        wide, text = compute_dtype(x.dtype), x.at(names)
+        if x.access and (wide == x.dtype or text.startswith(f"{wide.name}(")):
+            return x
+        if wide == x.dtype:
+            return self.materialize(x)
+        rounded = cast_text(text, wide, x.dtype)
+        made = self._add_statement(x, names, "=", rounded, _format_index_ranges(names, x.loops))
+        return replace(made, at=lambda i: cast_text(made.at(i), x.dtype, wide), tensor="")
+
     def add_outputs(self, outputs: Sequence[tuple[Value, Sequence[int]]]) -> None:
         """Make values the next outputs, rounded to their types, each with its dimensions in an order of its own."""
         names: list[str] = []

@@ -38,7 +38,7 @@ def einsum_value(c: TranslationContext, equation: str, a: Value, b: Value, trian
     """The sum of products that `equation` describes; `triangle` as in `DefBuilder.add_contraction`."""
     if not c.dtype.is_float:
         raise Unsupported(f"products of {c.dtype} stay with torch")
-    a, b = (x if x.access else c.body.materialize(x) for x in (a, b))
+    a, b = map(c.body.materialize_rounded, (a, b))  # 16-bit factors, which some processors multiply in pairs
     return c.body.add_contraction(a, b, equation, triangle)
 
 

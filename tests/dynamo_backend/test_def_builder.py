@@ -53,3 +53,20 @@ def test_a_result_is_written_in_its_order_where_nothing_else_reads_it() -> None:
     body = DefBuilder()
     body.add_outputs([(double(body), (1, 0))])
     assert len(body.text.splitlines()) == 3  # no statement that copies it
+
+
+def test_factors_of_16_bits_are_stored_as_such() -> None:
+    body = DefBuilder()
+    x = body.parameter((4, 6), BFLOAT16)
+    computed = Value(x.groups, lambda i: f"relu({x.at(i)})", BFLOAT16)
+    stored = body.materialize_rounded(computed)
+    assert "t0(i0, i1) = bfloat16(relu(float32(x0(i0, i1))))" in body.text
+    assert stored.at(("a", "b")) == "float32(t0(a, b))"
+    wide = body.materialize(computed)
+    assert body.materialize_rounded(wide).at(("a", "b")) == "float32(t2(a, b))"
+    before = body.text
+    assert body.materialize_rounded(stored) is stored
+    assert body.materialize_rounded(x) is x
+    single = body.parameter((3,), FLOAT32)
+    assert body.materialize_rounded(single) is single
+    assert body.text.count("\n") == before.count("\n")
