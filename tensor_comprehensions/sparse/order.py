@@ -145,11 +145,8 @@ def _needs_own_identity(nest: Nest) -> bool:
 
 
 def _stores_nonzero_results(nest: Nest) -> bool:
-    """Whether a sparse result stores the elements that are not 0 after all terms, and needs the terms that are 0.
-
-    That is so for minima, maxima and products of dense operands only. A sum may leave out terms that are 0.
-    """
-    return not nest.paths and nest.statement.reduction not in (None, "+")
+    """Whether a sparse result, a reduction of dense operands only, stores the elements that are not 0 in the end."""
+    return not nest.paths and nest.statement.reduction is not None
 
 
 def _count_scattering_loops(order: Sequence[str], nest: Nest) -> int:

@@ -277,6 +277,13 @@ FOUND = {
     "a constant coordinate inside": """def f(double(N,M) A: csr, double(M,P,N) B: csf) -> (y) {
         y(i) +=! A(i,j) * B(j,3,i)
     }""",
+    "sums of dense operands that cancel": """def f(int64(K) a, int64(M,K) B) -> (T: s) {
+        T(k) +=! (1 + (a(k) * B(j,k))) where j in 2:M
+    }""",
+    "a dense product that nothing reads": """def f(double(M,P) D, double(N,P) E, double(P) a: s) -> (T: u) {
+        U(l,j) +=! D(j,l) * E(h,l)
+        T(l) +=! a(l) * l where l in 1:P
+    }""",
     "a sum with equal runs": """def f(int64(N,P) A: csr, int64(N,P) B: csr) -> (C: csr, D: csr) {
         C(i,j) = A(i,j) + B(i,j)  D(i,j) = A(i,j) - 2 * A(i,j) + (B(i,j) - j * B(i,j))
     }""",

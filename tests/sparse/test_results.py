@@ -228,6 +228,17 @@ def test_nonzero_results_of_dense_operands_count_terms_that_are_0(operator: str,
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("value", ["D(i,m)", "1 + D(i,m)", "D(i,m) * E(i)"])
+def test_sums_of_dense_operands_that_cancel_are_not_stored(value: str) -> None:
+    f = tc.define(f"def f(double(N,M) D, double(N) E) -> (T: s) {{ T(m) +=! {value} }}").f
+    D = torch.tensor([[1.0, 2, 0, -1, -2], [-1, 2, 0, -1, 0]]).double()
+    given = (D, torch.tensor([1.0, 1]).double())
+    found, expected = f(*given), f.reference(*given)
+    assert torch.equal(found.coordinates(), expected.coordinates())
+    assert torch.equal(found.values, expected.values)
+    assert 0 not in found.values
+
+
 def test_an_order_that_leaves_out_terms_is_refused() -> None:
     f = tc.define("def f(double(N,M) D) -> (T: s) { T(m) max=! D(i,m) }").f
     with pytest.raises(tc.ArgumentError, match="no order of loops with i, m"):
