@@ -108,7 +108,8 @@ def _print_result(r: Result) -> str:
     if not isinstance(r.arrays, Assembled):
         return "elements are collected in order" if r.arrays.is_sorted else "elements are collected, then sorted"
     if r.arrays.bound:
-        return f"levels are written into memory for the elements of {' and '.join(r.arrays.bound)} together"
+        shared = "; threads share its rows, through a staging buffer" if r.arrays.stages_rows else ""
+        return f"levels are written into memory for the elements of {' and '.join(r.arrays.bound)} together{shared}"
     return "elements are counted first, then levels are written"
 
 

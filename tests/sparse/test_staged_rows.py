@@ -90,7 +90,9 @@ def test_rows_are_staged_by_several_threads_only(threads: Callable[[int], None])
         threads(number)
         kernel = tc.define(source).f.compile(*given)
         assert ("staged" in kernel.source("loops")) == (number > 1)
-        assert "for the elements of B and C together" in kernel.source("schedule")
+        schedule = kernel.source("schedule")
+        assert "for the elements of B and C together" in schedule
+        assert ("threads share its rows" in schedule) == (number > 1)
 
 
 def test_the_place_of_each_row_in_its_operand_bounds_the_buffer(threads: Callable[[int], None]) -> None:
