@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..core.dtypes import FLOAT32, FLOAT64, DType
+from ..core.dtypes import BFLOAT16, FLOAT32, FLOAT64, DType
 from .conv_windows import ConvWindows, format_element
 from .index_views import Value, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
@@ -50,7 +50,7 @@ def pad_value(
     if any(n < 0 for both in widths for n in both):
         raise Unsupported("padding of more than a window")
     rank, first = len(x.groups), len(x.groups) - len(widths)
-    padded = x if x.access or not any(map(any, widths)) else c.body.materialize(x)
+    padded = x if x.access or not any(map(any, widths)) else c.body.materialize_rounded(x)
     bounds: list[tuple[int, int, int]] = []
     for d, (before, behind) in enumerate(widths, first):
         if before or behind:
@@ -61,7 +61,7 @@ def pad_value(
     if channels_last:
         inside = permute_value(inside, [0, *range(2, rank), 1])
         return permute_value(c.body.materialize(inside), [0, rank - 1, *range(1, rank - 1)])
-    return inside if inside.access else c.body.materialize(inside)
+    return c.body.materialize_rounded(inside)
 
 
 def _guard(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
@@ -83,8 +83,8 @@ def both_sides(widths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _check_type(dtype: DType) -> None:
-    if dtype not in (FLOAT32, FLOAT64):
-        raise Unsupported("not in float32 or float64")
+    if dtype not in (FLOAT32, FLOAT64, BFLOAT16):
+        raise Unsupported("not in float32, float64 or bfloat16")
 
 
 def padded_weights(node: fx.Node) -> Iterator[fx.Node]:
@@ -106,7 +106,7 @@ def conv(
     _check_type(c.dtype)
     count = len(x.groups) - 2
     shape = ConvShape.of(groups, count, stride, padding, dilation)
-    weight = weight if weight.access else c.body.materialize(weight)
+    weight = c.body.materialize_rounded(weight)
     result = (_spread_windows if is_transposed else _gather_windows)(c, x, weight, shape, c.shape)
     if bias is None:
         return result
@@ -147,7 +147,7 @@ def convolution_backward(
     shape = ConvShape.of(groups, count, stride, padding, dilation)
 
     def by_input() -> Value:
-        taps = weight if weight.access else c.body.materialize(weight)
+        taps = c.body.materialize_rounded(weight)
         return (_gather_windows if is_transposed else _spread_windows)(c, g, taps, shape, x.shape)
 
     def by_weight() -> Value:
@@ -172,7 +172,7 @@ def _correlate(c: TranslationContext, x: Value, g: Value, weight: Sequence[int],
     padding, zero = both_sides(s.padding), format_literal(0, x.dtype)
     results, channels = windows.extents["o"], windows.extents["c"]
     if results < LEAST_LANES and channels < LEAST_LANES:
-        upstream = g if g.access else c.body.materialize(g)
+        upstream = c.body.materialize_rounded(g)
         data = pad_value(c, x, padding, zero)
         return windows.reduce(c, windows.of_taps, f"{windows.data(data)} * {windows.results(upstream)}")
     taps, bytes_ = [(f"k{d}",) for d in spatial], math.prod(x.shape) * x.dtype.bits // 8

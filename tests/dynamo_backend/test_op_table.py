@@ -139,6 +139,22 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x: torch.cat([aten._safe_softmax(x * 2, -1) + 1, aten._safe_softmax(x, 0).exp()]),
         (KEPT[0, 0].float().log(),),
     ),
+    "convolution in bfloat16": (
+        lambda x, w, b: F.conv2d(x.relu(), w.bfloat16(), b, padding=1).relu() * 2,
+        (torch.rand(2, 3, 6, 5).bfloat16(), torch.rand(4, 3, 3, 3), torch.rand(4).bfloat16()),
+    ),
+    "convolution of one element in bfloat16": (
+        lambda x, w: F.conv2d(x * 2, w).tanh(),
+        (torch.rand(2, 32, 5, 5).bfloat16() / 8, torch.rand(24, 32, 1, 1).bfloat16()),
+    ),
+    "gradients of a convolution in bfloat16": (
+        lambda g, x, w: _gradients(g * 0.5, x, w, [1, 1], [1, 1], [1, 1], 1),
+        (torch.rand(2, 4, 6, 5).bfloat16(), torch.rand(2, 3, 6, 5).bfloat16(), torch.rand(4, 3, 3, 3).bfloat16()),
+    ),
+    "gradients of a wide convolution in bfloat16": (
+        lambda g, x, w: _gradients(g, x, w, [1, 1], [0, 0], [1, 1], 1) * 0.5,
+        (torch.rand(2, 32, 4, 4).bfloat16(), torch.rand(2, 24, 6, 6).bfloat16(), torch.rand(32, 24, 3, 3).bfloat16()),
+    ),
     "softmax in bfloat16": (lambda x: aten._safe_softmax(x * 2, -1) * 2, (r(4, 6)[0].bfloat16(),)),
     "embedding": (lambda t, i: F.embedding(i, t) * 2 + 1, (A, torch.randint(4, (3, 2)))),
     "embedding of a product": (lambda t, i: F.embedding(i, t * 2) + 1, (A, torch.randint(4, (3, 2)))),
