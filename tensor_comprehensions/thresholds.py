@@ -346,7 +346,7 @@ MAX_PREFETCHED_ROW_LINES = 16
 COMPARED_COORDINATES = 4
 """Coordinates that are compared at once if two operands store the same ones."""
 STAGED_PART_CHUNKS = 32
-"""Maximum chunks of rows that a thread writes in a round, so that what it stages stays in the cache."""
+"""Maximum chunks of rows that a thread writes in a round. The staging buffer of a round should fit the last cache."""
 STAGED_ROUND_CHUNKS = 256
 """Maximum chunks of a round, which limits the memory for staging to 50 MB for 12 bytes an element."""
 UNKNOWN_LOOP_ITERATIONS = 10_000.0

@@ -81,7 +81,10 @@ class DefBuilder:
         )
 
     def materialize_rounded(self, x: Value) -> Value:
-        """`x` stored in a tensor of its own type; as it is if it only reads a parameter or such a tensor."""
+        """`x` stored in a tensor of its own type, by a new statement unless it only reads a parameter or such a tensor.
+
+        `materialize` stores elements of 16 bits in float32.
+        """
         names = _make_index_names(x)
         wide, text = compute_dtype(x.dtype), x.at(names)
         if x.access and (wide == x.dtype or text.startswith(f"{wide.name}(")):

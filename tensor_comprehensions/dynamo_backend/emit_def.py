@@ -43,6 +43,7 @@ PERMUTATIONS = frozenset(
 )  # fmt: skip
 """Views with the extents of their source in another order, but for extents of 1."""
 RESHAPES = frozenset((aten.view.default, aten._unsafe_view.default))
+"""Views with the elements of their source in the same order, under another shape."""
 
 
 def emit_def(region: FusedRegion) -> FusedRegion:

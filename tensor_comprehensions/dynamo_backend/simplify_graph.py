@@ -17,6 +17,7 @@ FILLS: dict[Any, int | None] = {
 }  # fmt: skip
 """Operations that use only a tensor's shape and type, with the number they fill with; None: it is an argument."""
 ALIASES = frozenset((aten.detach.default, aten.alias.default))
+"""Operations that return their argument as another tensor on the same memory."""
 
 
 def simplify_graph(graph: fx.Graph) -> None:

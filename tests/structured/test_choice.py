@@ -1,4 +1,4 @@
-"""What the cost model decides for contractions whose memory decides their speed: tiles, panels, order, threads."""
+"""Tiles, panels, loop orders and threads that the cost model chooses for contractions limited by memory."""
 
 from __future__ import annotations
 

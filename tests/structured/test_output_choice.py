@@ -1,4 +1,4 @@
-"""How the cost model decides to write the outputs of contractions whose memory decides their speed."""
+"""How contractions limited by memory store their outputs, as the cost model chooses."""
 
 from __future__ import annotations
 
