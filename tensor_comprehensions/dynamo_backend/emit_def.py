@@ -126,10 +126,16 @@ class _Writer:
             self._define(node, value)
 
     def finite(self) -> list[int]:
-        """The indices of the parameters that are weights which must be finite. Raises UnsupportedArguments."""
+        """The indices of the parameters that are weights which must be finite.
+
+        Raises:
+            UnsupportedArguments: the region computes weights. They become a parameter if their node stays with torch.
+        """
         found: dict[int, None] = {}
         for node in sorted(self.inside, key=lambda n: n.name):
             for weight in map(_skip_permutations, padded_weights(node)):
+                if weight in self.inside:
+                    raise UnsupportedArguments(weight, "it computes the weights of a convolution with padding")
                 if weight not in self.inputs:
                     raise UnsupportedArguments(node, "its weights are computed, and there is padding")
                 found[self.inputs.index(weight)] = None
