@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..core.dtypes import BFLOAT16, FLOAT32, FLOAT64, DType
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, DType
 from .conv_windows import ConvWindows, format_element
 from .index_views import Value, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
@@ -83,8 +83,8 @@ def both_sides(widths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _check_type(dtype: DType) -> None:
-    if dtype not in (FLOAT32, FLOAT64, BFLOAT16):
-        raise Unsupported("not in float32, float64 or bfloat16")
+    if dtype not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
+        raise Unsupported("not in floating point")
 
 
 def padded_weights(node: fx.Node) -> Iterator[fx.Node]:

@@ -147,6 +147,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, w: F.conv2d(x * 2, w).tanh(),
         (torch.rand(2, 32, 5, 5).bfloat16() / 8, torch.rand(24, 32, 1, 1).bfloat16()),
     ),
+    "convolution in float16": (
+        lambda x, w, b: F.conv2d(x.relu(), w, b, padding=1, groups=2).relu() * 2,
+        (torch.rand(2, 32, 6, 5).half(), torch.rand(24, 16, 3, 3).half() / 8, torch.rand(24).half()),
+    ),
+    "gradients of a convolution in float16": (
+        lambda g, x, w: _gradients(g * 0.5, x, w, [2, 2], [1, 1], [1, 1], 1),
+        (torch.rand(2, 32, 3, 3).half(), torch.rand(2, 24, 6, 6).half(), torch.rand(32, 24, 3, 3).half()),
+    ),
     "gradients of a convolution in bfloat16": (
         lambda g, x, w: _gradients(g * 0.5, x, w, [1, 1], [1, 1], [1, 1], 1),
         (torch.rand(2, 4, 6, 5).bfloat16(), torch.rand(2, 3, 6, 5).bfloat16(), torch.rand(4, 3, 3, 3).bfloat16()),
@@ -246,7 +254,7 @@ def test_operations_agree_with_torch(name: str) -> None:
     assert any(isinstance(m, KernelOrEager) for m in module.children()), "everything stayed with torch"
     ours, theirs = module(*inputs), function(*inputs)
     assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-    rounded = any(x.dtype == torch.bfloat16 for x in inputs)  # by torch after every operation, by a kernel at its end
+    rounded = any(x.dtype in (torch.bfloat16, torch.float16) for x in inputs)  # by torch after every operation, by a kernel at its end
     torch.testing.assert_close(ours, theirs, rtol=2e-2 if rounded else 1e-4, atol=2e-2 if rounded else 1e-5)
 
 
