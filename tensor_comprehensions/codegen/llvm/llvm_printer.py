@@ -118,7 +118,9 @@ class ModuleWriter:
         yield ""
         yield from self._entry()
         width = self.target.vector_bits
-        yield f'attributes #0 = {{ nounwind "prefer-vector-width"="{width}" "min-legal-vector-width"="{width}" }}'
+        # Without "stackrealign", vectors that registers have no room for may cross cache lines on the stack.
+        text = f'"stackrealign" "prefer-vector-width"="{width}" "min-legal-vector-width"="{width}"'
+        yield f"attributes #0 = {{ nounwind {text} }}"
         yield "!0 = !{i32 1}"
 
     def _entry(self) -> Iterator[str]:

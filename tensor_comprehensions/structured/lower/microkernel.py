@@ -262,11 +262,11 @@ def _emit_multiply_adds(
     only: Sequence[HalfSpace] = (),
 ) -> Stmt:
     """One multiply-add per register; operands that registers share are read once. only: conditions on the terms."""
-    read: dict[tuple[int, ...], Var] = {}
+    read: dict[tuple[int, ...], Factor] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
     for group in group_by_register(cells):
-        factors: list[Expr] = []
+        factors: list[Factor] = []
         for side, operand in enumerate(operands):
             places = [tuple(c.offsets[name] for name in moves[side]) for c in group]
             own = group[:1] if len(set(places)) == 1 else group
@@ -275,12 +275,11 @@ def _emit_multiply_adds(
                 values = [
                     substitute_vectorized(operand.value, c.at | at, None if operand.padded else c.mask) for c in own
                 ]
-                value = build.broadcast(concat_subvectors(group, values, registers.type.lanes), registers.type.lanes)
-                read[key] = Var(internal_name(prefix, f"v{len(read)}"), value.type)
-                sequence.append((read[key], value))
+                value = concat_subvectors(group, values, registers.type.lanes)
+                read[key] = _bind_factor(internal_name(prefix, f"v{len(read)}"), value, registers, sequence)
             factors.append(read[key])
         whole = Load(registers, (build.const(group[0].register),))
-        total = multiply_add(factors[0], factors[1], whole)
+        total = _multiply_factors(factors, whole)
         if only:
             kept = concat_subvectors(group, [emit_membership(only, c.at | at) for c in group], registers.type.lanes)
             total = build.select(build.broadcast(kept, registers.type.lanes), total, whole)
@@ -319,11 +318,11 @@ def _emit_sliding_multiply_adds(
 ) -> Stmt:
     """The multiply-adds of the steps at `values`, in the order of the vectors over which windows slide."""
     moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
-    read: dict[tuple[int, ...], Var] = {}
+    read: dict[tuple[int, ...], Factor] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     for vector, users in enumerate(windows.users):
         for cell, tap in users:
-            factors: list[Expr] = []
+            factors: list[Factor] = []
             for side, operand in enumerate(operands):
                 own = (tap, *(cell.offsets[name] for name in moves[side]))
                 key = (side, vector) if side == windows.side else (side, *own)
@@ -331,13 +330,33 @@ def _emit_sliding_multiply_adds(
                     value = substitute_vectorized(
                         operand.value, cell.at | values[tap], None if operand.padded else cell.mask
                     )
-                    value = build.broadcast(value, registers.type.lanes)
-                    read[key] = Var(internal_name(prefix, f"v{len(read)}"), value.type)
-                    sequence.append((read[key], value))
+                    read[key] = _bind_factor(internal_name(prefix, f"v{len(read)}"), value, registers, sequence)
                 factors.append(read[key])
-            total = multiply_add(factors[0], factors[1], read_accumulator(registers, cell))
+            total = _multiply_factors(factors, read_accumulator(registers, cell))
             sequence.append(build.store(registers, (cell.register,), total))
     return _nest_definitions(sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A vector of a factor. is_scalar: whether its lanes are one scalar."""
+
+    vector: Var
+    is_scalar: bool
+
+
+def _bind_factor(name: str, value: Expr, registers: Buffer, sequence: list[tuple[Var, Expr] | Store]) -> Factor:
+    """Append the definition of `name` as `value`, in all lanes of a register, to `sequence`."""
+    vector = build.broadcast(value, registers.type.lanes)
+    bound = Var(name, vector.type)
+    sequence.append((bound, vector))
+    return Factor(bound, value.type.lanes == 1)
+
+
+def _multiply_factors(factors: Sequence[Factor], total: Expr) -> Expr:
+    """`total` plus the product. A scalar comes last: there, dot products can broadcast it while they load it."""
+    first, last = sorted(factors, key=lambda f: f.is_scalar)
+    return multiply_add(first.vector, last.vector, total)
 
 
 def _iterators_moving_operand(operand: Operand, cell: Accumulator) -> list[str]:
