@@ -85,7 +85,7 @@ class ConvWindows:
             )
 
         groups = [(n,) if n != 1 else () for n in (*(self.extents[t] for t in rows), math.prod(sizes))]
-        columns = c.body.materialize(Value(tuple(groups), element_text, c.dtype))
+        columns = c.body.materialize_rounded(Value(tuple(groups), element_text, c.dtype))
         extents = {t: self.extents[t] for t in ("g", "o", *rows)} | {"z": math.prod(sizes)}
         product = replace(self, extents=extents)
         names = [t for t in (*rows, "z") if extents[t] != 1]

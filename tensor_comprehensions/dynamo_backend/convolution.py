@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, DType
+from ..runtime.cpu.host import host
 from .conv_windows import ConvWindows, format_element
 from .index_views import Value, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
@@ -30,6 +31,8 @@ LEAST_LANES = 8
 """The minimum number of channels for vectors along them in the gradient by the weights."""
 CHANNELS_LAST_BYTES = 1 << 20
 """The data size above which its channels are innermost there, not those of the results: it does not stay in L2."""
+LEAST_PAIRED_CHANNELS = 32
+"""The number of channels from which they are innermost in a convolution that multiplies pairs of bfloat16 channels."""
 MOST_PHASES = 4
 """The maximum number of phases of a transposed convolution, each of which is a statement."""
 CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
@@ -50,6 +53,9 @@ def pad_value(
     if any(n < 0 for both in widths for n in both):
         raise Unsupported("padding of more than a window")
     rank, first = len(x.groups), len(x.groups) - len(widths)
+    if channels_last:  # a statement of its own, because only plain copies are transposed in registers
+        x = c.body.materialize_rounded(permute_value(x, [0, *range(2, rank), 1]))
+        first -= 1
     padded = x if x.access or not any(map(any, widths)) else c.body.materialize_rounded(x)
     bounds: list[tuple[int, int, int]] = []
     for d, (before, behind) in enumerate(widths, first):
@@ -57,11 +63,8 @@ def pad_value(
             size = x.shape[d]
             padded = shift_dim(padded, d, before + size + behind, lambda i, before=before: f"({i} - {before})")  # type: ignore[misc]
             bounds.append((d, before, before + size))
-    inside = _guard(padded, bounds, fill) if bounds else padded
-    if channels_last:
-        inside = permute_value(inside, [0, *range(2, rank), 1])
-        return permute_value(c.body.materialize(inside), [0, rank - 1, *range(1, rank - 1)])
-    return c.body.materialize_rounded(inside)
+    padded = c.body.materialize_rounded(_guard(padded, bounds, fill) if bounds else padded)
+    return permute_value(padded, [0, rank - 1, *range(1, rank - 1)]) if channels_last else padded
 
 
 def _guard(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
@@ -130,9 +133,14 @@ class ConvShape:
 
 
 def _gather_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape, sizes: Sequence[int]) -> Value:
-    """A convolution: the result, of `sizes`, sums windows of `x`."""
+    """A convolution: the result, of `sizes`, sums windows of `x`.
+
+    An instruction that multiplies pairs of bfloat16 reads those of neighboring channels at once if these are innermost.
+    """
     windows = ConvWindows.of(sizes[0], s.groups, weight.shape, sizes[2:], s.stride, s.dilation)
-    x = pad_value(c, x, both_sides(s.padding), format_literal(0, x.dtype))
+    pairs = x.dtype == BFLOAT16 and s.groups == 1 and x.shape[1] >= LEAST_PAIRED_CHANNELS and host().has_bf16_dot
+    pairs = pairs and math.prod(weight.shape[2:]) > 1
+    x = pad_value(c, x, both_sides(s.padding), format_literal(0, x.dtype), channels_last=pairs)
     return windows.convolve(c, lambda w: w.data(x), windows.taps(weight))
 
 

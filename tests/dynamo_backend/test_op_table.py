@@ -147,6 +147,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, w: F.conv2d(x * 2, w).tanh(),
         (torch.rand(2, 32, 5, 5).bfloat16() / 8, torch.rand(24, 32, 1, 1).bfloat16()),
     ),
+    "convolution of many channels in bfloat16": (
+        lambda x, w: F.conv2d(x.relu(), w, padding=1, stride=(1, 2)).tanh(),
+        (torch.rand(2, 33, 6, 9).bfloat16(), torch.rand(24, 33, 3, 3).bfloat16() / 16),
+    ),
     "convolution in float16": (
         lambda x, w, b: F.conv2d(x.relu(), w, b, padding=1, groups=2).relu() * 2,
         (torch.rand(2, 32, 6, 5).half(), torch.rand(24, 16, 3, 3).half() / 8, torch.rand(24).half()),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...core.errors import CannotLower
-from ...loop_ir.nodes import Expr, Load
+from ...loop_ir.nodes import Call, Expr, Load
 from ...thresholds import MAX_LANE_SUM_BITS, MUCH_LARGER_FACTOR
 from ..op import Iterator, StructuredOp, loads_in, variable_names
 from ..plan import PackStep, Plan, Side
@@ -29,7 +29,7 @@ class Factor:
     Attributes:
         iterators: the iterators that it depends on.
         strides: its stride in elements along each iterator; an iterator without a common, constant stride is left out.
-        is_plain_load: whether it is an unmasked load with affine indices.
+        is_plain_load: whether it is an unmasked load with affine indices, or a pair of such loads of neighbors.
         bytes: size of one element of its first buffer.
         stored: elements of its largest buffer.
     """
@@ -240,9 +240,11 @@ def _make_factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]
     if not accesses:
         raise CannotLower(f"{op.name}: the {side.name.lower()} factor reads no tensor")
     used = frozenset(variable_names(value)) & frozenset(iterators)
-    plain = isinstance(value, Load) and value.mask is None and access_strides(value, iterators) is not None
+    strides = common_strides(accesses, iterators)
+    single = isinstance(value, Load) or (isinstance(value, Call) and strides.get(op.pairs) == 2)
+    plain = single and all(a.mask is None and access_strides(a, iterators) is not None for a in accesses)
     stored = max(prod(a.buffer.shape) for a in accesses)
-    return Factor(side, used, common_strides(accesses, iterators), plain, accesses[0].buffer.type.dtype.size, stored)
+    return Factor(side, used, strides, plain, accesses[0].buffer.type.dtype.size, stored)
 
 
 def is_shared_panel(op: StructuredOp, plan: Plan, step: PackStep) -> bool:

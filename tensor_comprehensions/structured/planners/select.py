@@ -202,8 +202,10 @@ def _is_transposed_store_profitable(known: ContractionInfo, target: CpuTarget) -
         return False
     else:
         longest = SHORT_STRIDED_RUN if turns and known.k_size <= PACKED_BLOCK_STEPS else SHORT_OUTPUT_RUN
+    # Scalars are read in place, and must not be pairs of distant elements. The factor along the lanes is packed anyway.
+    loaded = moving if known.op.pairs else known.broadcast_operand
     return (
-        known.broadcast_operand.is_plain_load
+        loaded.is_plain_load
         and known.k_size >= TRANSPOSED_STORE_STEPS
         and 4 <= known.extent(known.output_unit_iter) < longest
     )
