@@ -139,7 +139,7 @@ def _gather_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
     """
     windows = ConvWindows.of(sizes[0], s.groups, weight.shape, sizes[2:], s.stride, s.dilation)
     pairs = x.dtype == BFLOAT16 and s.groups == 1 and x.shape[1] >= LEAST_PAIRED_CHANNELS and host().has_bf16_dot
-    pairs = pairs and math.prod(weight.shape[2:]) > 1
+    pairs = pairs and math.prod(weight.shape[2:]) > 1 and not c.body.is_selection(x)
     x = pad_value(c, x, both_sides(s.padding), format_literal(0, x.dtype), channels_last=pairs)
     return windows.convolve(c, lambda w: w.data(x), windows.taps(weight))
 

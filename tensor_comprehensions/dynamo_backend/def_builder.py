@@ -209,6 +209,11 @@ class DefBuilder:
             deepest = max(depth, deepest)
         return deepest > DEEPEST
 
+    def is_selection(self, x: Value) -> bool:
+        """Whether a condition selects each element of `x`. Such a copy is not transposed in registers."""
+        made = next((s.rest for s in self._statements if s.tensor == x.tensor), "")
+        return "?" in (made or x.at(_make_index_names(x)))
+
     def _add_statement(
         self, like: Value, names: Sequence[str], operator: str, text: str, ranges: Sequence[str]
     ) -> Value:
