@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -44,6 +45,8 @@ PERMUTATIONS = frozenset(
 """Views with the extents of their source in another order, but for extents of 1."""
 RESHAPES = frozenset((aten.view.default, aten._unsafe_view.default))
 """Views with the elements of their source in the same order, under another shape."""
+MOST_EXACT = 1 << 19
+"""The maximum number of elements of 16 bits that are stored in float32. Of more, moving them takes longer than rounding."""
 
 
 def emit_def(region: FusedRegion) -> FusedRegion:
@@ -147,8 +150,13 @@ class _Writer:
         if shared and selects_constants(value):
             shared = not self._is_only_attention_mask(after)
         if not (value.access or value.constant) and (shared or self.body.is_deep(value)):
-            value = self.body.materialize(value)
+            value = self._store_shared(value)
         self.values[node] = value
+
+    def _store_shared(self, value: Value) -> Value:
+        """`value` in a tensor, from which several operations read it; exact up to `MOST_EXACT` elements."""
+        exact = math.prod(value.shape) <= MOST_EXACT
+        return self.body.materialize(value) if exact else self.body.materialize_rounded(value)
 
     def _is_only_attention_mask(self, users: Iterable[fx.Node]) -> bool:
         """Whether, in the region, only attention uses a value, which then need not be in memory for it."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tensor_comprehensions.dynamo_backend import emit_def
 from tensor_comprehensions.dynamo_backend.backend import fuse_regions
 from tensor_comprehensions.dynamo_backend.decompositions import decomposition_table
 from tensor_comprehensions.dynamo_backend.kernel_or_eager import KernelOrEager
@@ -260,6 +261,19 @@ def test_operations_agree_with_torch(name: str) -> None:
     assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
     rounded = any(x.dtype in (torch.bfloat16, torch.float16) for x in inputs)  # by torch after every operation, by a kernel at its end
     torch.testing.assert_close(ours, theirs, rtol=2e-2 if rounded else 1e-4, atol=2e-2 if rounded else 1e-5)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 19])
+def test_large_tensors_of_16_bits_are_rounded(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit_def, "MOST_EXACT", most)
+
+    def double_rounded(x: Tensor) -> Tensor:
+        y = x * 1.01
+        return torch.cat([y.float() + 1, y.float() * 2])
+
+    found, exact = fuse_graph(double_rounded, (HALF,))(HALF), HALF.float() * 1.01
+    expected = double_rounded(HALF) if most == 0 else torch.cat([exact + 1, exact * 2])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_cases_reach_the_whole_table() -> None:
