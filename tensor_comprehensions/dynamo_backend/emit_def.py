@@ -46,7 +46,7 @@ PERMUTATIONS = frozenset(
 RESHAPES = frozenset((aten.view.default, aten._unsafe_view.default))
 """Views with the elements of their source in the same order, under another shape."""
 MOST_EXACT = 1 << 19
-"""The maximum number of elements of 16 bits that are stored in float32. Of more, moving them takes longer than rounding."""
+"""The maximum number of elements of 16 bits that are stored in float32. Moving more takes longer than rounding them."""
 
 
 def emit_def(region: FusedRegion) -> FusedRegion:

@@ -259,7 +259,8 @@ def test_operations_agree_with_torch(name: str) -> None:
     assert any(isinstance(m, KernelOrEager) for m in module.children()), "everything stayed with torch"
     ours, theirs = module(*inputs), function(*inputs)
     assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-    rounded = any(x.dtype in (torch.bfloat16, torch.float16) for x in inputs)  # by torch after every operation, by a kernel at its end
+    # Torch rounds to 16 bits after every operation, a kernel at its end.
+    rounded = any(x.dtype in (torch.bfloat16, torch.float16) for x in inputs)
     torch.testing.assert_close(ours, theirs, rtol=2e-2 if rounded else 1e-4, atol=2e-2 if rounded else 1e-5)
 
 
