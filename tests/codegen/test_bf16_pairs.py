@@ -20,7 +20,7 @@ from tensor_comprehensions.loop_ir.nodes import Block, Expr, Let, Loop, Stmt
 from tensor_comprehensions.structured.lower.contraction import lower_contraction
 from tensor_comprehensions.structured.match.bf16_pairs import pack_bf16_pairs
 from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp, accumulator_var
-from tensor_comprehensions.structured.planners.select import why_not_microkernel
+from tensor_comprehensions.structured.planners.select import rank_plans, register_tile_rankings, why_not_microkernel
 from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 from tests.helpers.anywhere import TARGETS
 
@@ -122,6 +122,24 @@ def test_the_instruction_is_used() -> None:
     text = assembly(module(lower_contraction(pack_bf16_pairs(matmul(64, 64, 64), DOTS), DOTS, parallel=False)), DOTS)
     assert "vdpbf16ps" in text
     assert "vfmadd" not in text
+
+
+def test_the_instruction_broadcasts_pairs_while_it_loads_them() -> None:
+    pairs = pack_bf16_pairs(matmul(64, 16, 64, a="mk"), DOTS)
+    assert "{1to16}" in assembly(module(lower_contraction(pairs, DOTS, parallel=False)), DOTS)
+
+
+def test_vectors_without_a_register_are_aligned() -> None:
+    text = assembly(module(lower_contraction(pack_bf16_pairs(matmul(64, 80, 64), DOTS), DOTS, parallel=False)), DOTS)
+    assert "andq\t$-64, %rsp" in text
+
+
+@pytest.mark.parametrize(("order", "considered"), [("nk", {"m", "n"}), ("kn", {"n"})])
+def test_lanes_may_run_across_short_rows_if_pairs_are_neighbors(order: str, considered: set[str]) -> None:
+    """Pairs of elements that lie apart are no scalars to broadcast: two loads would make each."""
+    op = pack_bf16_pairs(matmul(2048, 16, 2048, b=order), DOTS)
+    _, compared = rank_plans(register_tile_rankings(op, DOTS), DOTS, parallel=False)
+    assert {plan.vector for plan in compared} == considered
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="compiling the C text needs gcc")

@@ -94,5 +94,5 @@ failure0:
 next0:
   ret i64 0
 }
-attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }
+attributes #0 = { nounwind "stackrealign" "prefer-vector-width"="512" "min-legal-vector-width"="512" }
 !0 = !{i32 1}

@@ -82,5 +82,5 @@ next0:
   call void @kernel_1(ptr %address0, ptr %address1, ptr %address2, ptr %status)
   ret i64 0
 }
-attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }
+attributes #0 = { nounwind "stackrealign" "prefer-vector-width"="512" "min-legal-vector-width"="512" }
 !0 = !{i32 1}
