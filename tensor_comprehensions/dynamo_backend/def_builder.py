@@ -47,6 +47,8 @@ class DefBuilder:
         self._parameters: list[str] = []
         self._statements: list[_Statement] = []
         self._returns: list[str] = []
+        self._rounded: dict[tuple[str, tuple[int, ...]], str] = {}
+        """Tensors of rounded elements, by the text of an element and the loops."""
 
     @property
     def text(self) -> str:
@@ -91,30 +93,41 @@ class DefBuilder:
             return x
         if wide == x.dtype:
             return self.materialize(x)
-        rounded = cast_text(text, wide, x.dtype)
-        made = self._add_statement(x, names, "=", rounded, _format_index_ranges(names, x.loops))
-        return replace(made, at=lambda i: cast_text(made.at(i), x.dtype, wide), tensor="")
+        tensor = self._round(x)
+        return replace(x, at=lambda i: cast_text(_format_access(tensor, i), x.dtype, wide), access=True, tensor="")
+
+    def _round(self, x: Value) -> str:
+        """The tensor that holds `x` in its own type, in this order, by a new statement for new elements."""
+        names = _make_index_names(x)
+        text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
+        if (text, x.loops) not in self._rounded:
+            made = self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops))
+            self._rounded[text, x.loops] = made.tensor
+        return self._rounded[text, x.loops]
 
     def add_outputs(self, outputs: Sequence[tuple[Value, Sequence[int]]]) -> None:
         """Make values the next outputs, rounded to their types, each with its dimensions in an order of its own."""
         names: list[str] = []
         for x, order in outputs:
             is_own = compute_dtype(x.dtype) == x.dtype and x.tensor and x.tensor not in names
-            names.append(x.tensor if is_own else self._copy_output(x, order))
+            names.append(x.tensor if is_own else self._copy_output(x, order, names))
         # Only now is it known which tensors other outputs read; these keep the order of their dimensions.
         for place, (x, order) in enumerate(outputs):
             if names[place] == x.tensor and not self._reorder_dims(x.tensor, permute_loops(x, order)):
-                names[place] = self._copy_output(x, order)
+                names[place] = self._copy_output(x, order, names)
         for name, (x, _) in zip(names, outputs, strict=True):
             if name != x.tensor:
                 self._join_sum(x.tensor, name)
         self._returns += names
 
-    def _copy_output(self, x: Value, order: Sequence[int]) -> str:
-        """A new tensor that holds `x`, rounded to its type, with its dimensions in `order`."""
+    def _copy_output(self, x: Value, order: Sequence[int], taken: Sequence[str]) -> str:
+        """A tensor that holds `x`, rounded to its type, with its dimensions in `order`; a new one if it is `taken`."""
         x = permute_value(x, order)
         names = _make_index_names(x)
         text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
+        known = self._rounded.get((text, x.loops))
+        if known is not None and known not in (*taken, *self._returns):
+            return known
         copy = self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops)).tensor
         if not {s.tensor for s in self._statements} & {*NAME_IN_TEXT.findall(text)}:
             self._statements.insert(0, self._statements.pop())  # not between statements that may share a kernel

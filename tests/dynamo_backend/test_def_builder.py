@@ -70,3 +70,17 @@ def test_factors_of_16_bits_are_stored_as_such() -> None:
     single = body.parameter((3,), FLOAT32)
     assert body.materialize_rounded(single) is single
     assert body.text.count("\n") == before.count("\n")
+
+
+def test_elements_are_rounded_once() -> None:
+    body = DefBuilder()
+    wide = double(body, BFLOAT16)
+    factor = body.materialize_rounded(wide)
+    assert body.materialize_rounded(wide).at(("a", "b")) == factor.at(("a", "b")) == "float32(t1(a, b))"
+    body.add_outputs([(wide, (0, 1)), (wide, (0, 1)), (wide, (1, 0))])
+    assert "-> (t1, t2, t3)" in body.text  # an output is the factor, others have memory of their own
+    x = torch.arange(16.0).reshape(4, 4).bfloat16()
+    first, second, turned = tc.define(body.text).region(x)
+    assert torch.equal(first, 2 * x)
+    assert torch.equal(second, 2 * x)
+    assert torch.equal(turned, 2 * x.T)
