@@ -98,11 +98,12 @@ class DefBuilder:
 
     def _round(self, x: Value) -> str:
         """The tensor that holds `x` in its own type, in this order, by a new statement for new elements."""
-        names = _make_index_names(x)
-        text = cast_text(x.at(names), compute_dtype(x.dtype), x.dtype)
+        names, wide = _make_index_names(x), compute_dtype(x.dtype)
+        text = cast_text(x.at(names), wide, x.dtype)
         if (text, x.loops) not in self._rounded:
             made = self._add_statement(x, names, "=", text, _format_index_ranges(names, x.loops))
-            self._rounded[text, x.loops] = made.tensor
+            again = cast_text(cast_text(made.at(names), x.dtype, wide), wide, x.dtype)
+            self._rounded |= dict.fromkeys(((text, x.loops), (again, x.loops)), made.tensor)
         return self._rounded[text, x.loops]
 
     def add_outputs(self, outputs: Sequence[tuple[Value, Sequence[int]]]) -> None:

@@ -77,7 +77,7 @@ def test_elements_are_rounded_once() -> None:
     wide = double(body, BFLOAT16)
     factor = body.materialize_rounded(wide)
     assert body.materialize_rounded(wide).at(("a", "b")) == factor.at(("a", "b")) == "float32(t1(a, b))"
-    body.add_outputs([(wide, (0, 1)), (wide, (0, 1)), (wide, (1, 0))])
+    body.add_outputs([(factor, (0, 1)), (wide, (0, 1)), (wide, (1, 0))])
     assert "-> (t1, t2, t3)" in body.text  # an output is the factor, others have memory of their own
     x = torch.arange(16.0).reshape(4, 4).bfloat16()
     first, second, turned = tc.define(body.text).region(x)
