@@ -93,6 +93,28 @@ class ConvWindows:
         apart = reshape_value(found, [self.extents["o"], *sizes])
         return permute_value(apart, [1, 0, *range(2, len(places) + 1)])
 
+    def correlate(self, c: TranslationContext, x: Value, upstream: Value) -> Value:
+        """The sums over all positions of `upstream` times the data of each tap, in the shape of the taps.
+
+        What a window reads of `x` is copied to a row, in the order of the taps, so that this is one product of
+        matrices with long rows.
+        """
+        places, taps = ["n", *self._number_names("h")], ["c", *self._number_names("k")]
+        loops = [t for t in (*places, *taps) if self.extents[t] != 1]
+
+        def element_text(i: Sequence[str]) -> str:
+            return replace(self, texts=dict(zip(loops, i, strict=True))).data(x)
+
+        outer = ((self.extents[t],) if self.extents[t] != 1 else () for t in places)
+        row = tuple(self.extents[t] for t in taps if self.extents[t] != 1)
+        rows = c.body.materialize_merged(Value((*outer, row), element_text, x.dtype))
+        indices = [t for t in places if self.extents[t] != 1]
+        extents = {**{t: self.extents[t] for t in indices}, "o": self.extents["o"], "r": math.prod(row)}
+        like = Value(tuple((extents[t],) for t in "or"), rows.at, c.dtype)
+        ranges = [f"{t} in 0:{n}" for t, n in extents.items()]
+        found = c.body.add_sum(like, ["o", "r"], f"{self.results(upstream)} * {rows.at([*indices, 'r'])}", ranges)
+        return reshape_value(found, [self.extents[t] for t in ("o", *taps)])
+
     @property
     def has_few_places(self) -> bool:
         """Whether vectors should run over the output positions of all images, because one image has too few."""

@@ -33,6 +33,8 @@ CHANNELS_LAST_BYTES = 1 << 20
 """The data size above which its channels are innermost there, not those of the results: it does not stay in L2."""
 LEAST_PAIRED_CHANNELS = 32
 """The number of channels from which they are innermost in a convolution that multiplies pairs of bfloat16 channels."""
+MOST_ROWS = 2
+"""The maximum number of windows, for each channel of the results, that are copied to rows for a product of matrices."""
 MOST_PHASES = 4
 """The maximum number of phases of a transposed convolution, each of which is a statement."""
 CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
@@ -183,6 +185,9 @@ def _correlate(c: TranslationContext, x: Value, g: Value, weight: Sequence[int],
         upstream = c.body.materialize_rounded(g)
         data = pad_value(c, x, padding, zero)
         return windows.reduce(c, windows.of_taps, f"{windows.data(data)} * {windows.results(upstream)}")
+    places = math.prod(windows.extents[t] for t in ("n", *(f"h{d}" for d in spatial)))
+    if s.groups == 1 and places <= MOST_ROWS * results and min(results, math.prod(weight[1:])) > 1 and places > 1:
+        return windows.correlate(c, pad_value(c, x, padding, zero), c.body.materialize_rounded(g))
     taps, bytes_ = [(f"k{d}",) for d in spatial], math.prod(x.shape) * x.dtype.bits // 8
     along = channels >= LEAST_LANES and (
         results < LEAST_LANES or (bytes_ > CHANNELS_LAST_BYTES and all(n == 1 for n in s.stride))

@@ -96,6 +96,19 @@ class DefBuilder:
         tensor = self._round(x)
         return replace(x, at=lambda i: cast_text(_format_access(tensor, i), x.dtype, wide), access=True, tensor="")
 
+    def materialize_merged(self, x: Value) -> Value:
+        """`x` stored in a tensor of its own type, with one loop for each dimension where `x` has several."""
+        names, wide, tensor = _make_index_names(x), compute_dtype(x.dtype), f"t{len(self._statements)}"
+        rest = iter(names)
+        subscripts = tuple(_format_flat_index([next(rest) for _ in g], g) for g in x.groups if g)
+        clause = _format_where(_format_index_ranges(names, x.loops))
+        self._statements.append(_Statement(tensor, subscripts, f"= {cast_text(x.at(names), wide, x.dtype)}{clause}"))
+
+        def element_text(i: Texts) -> str:
+            return cast_text(_format_access(tensor, i), x.dtype, wide)
+
+        return Value(tuple((math.prod(g),) if g else () for g in x.groups), element_text, x.dtype, access=True)
+
     def _round(self, x: Value) -> str:
         """The tensor that holds `x` in its own type, in this order, by a new statement for new elements."""
         names, wide = _make_index_names(x), compute_dtype(x.dtype)
