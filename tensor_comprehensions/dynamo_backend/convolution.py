@@ -65,8 +65,20 @@ def pad_value(
             size = x.shape[d]
             padded = shift_dim(padded, d, before + size + behind, lambda i, before=before: f"({i} - {before})")  # type: ignore[misc]
             bounds.append((d, before, before + size))
-    padded = c.body.materialize_rounded(_guard(padded, bounds, fill) if bounds else padded)
+    if not bounds:
+        padded = c.body.materialize_rounded(padded)
+    else:
+        split, guarded = any(len(g) > 1 for g in padded.groups), _guard(padded, bounds, fill)
+        padded = c.body.materialize_merged(guarded) if split else c.body.materialize_rounded(guarded)
     return permute_value(padded, [0, rank - 1, *range(1, rank - 1)]) if channels_last else padded
+
+
+def _fit_channels(c: TranslationContext, x: Value, groups: int) -> Value:
+    """`x`, or a copy of it without loops that split a dimension in another way than `groups` of channels."""
+    channels = x.shape[1] // groups
+    others = (g for d, g in enumerate(x.groups) if d != 1)
+    fits = all(len(g) <= 1 for g in others) and (len(x.groups[1]) <= 1 or x.groups[1] == (groups, channels))
+    return x if fits else c.body.materialize_merged(x)
 
 
 def _guard(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
@@ -143,6 +155,7 @@ def _gather_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
     pairs = x.dtype == BFLOAT16 and s.groups == 1 and x.shape[1] >= LEAST_PAIRED_CHANNELS and host().has_bf16_dot
     pairs = pairs and math.prod(weight.shape[2:]) > 1 and not c.body.is_selection(x)
     x = pad_value(c, x, both_sides(s.padding), format_literal(0, x.dtype), channels_last=pairs)
+    x = _fit_channels(c, x, s.groups)
     return windows.convolve(c, lambda w: w.data(x), windows.taps(weight))
 
 
@@ -182,18 +195,19 @@ def _correlate(c: TranslationContext, x: Value, g: Value, weight: Sequence[int],
     padding, zero = both_sides(s.padding), format_literal(0, x.dtype)
     results, channels = windows.extents["o"], windows.extents["c"]
     if results < LEAST_LANES and channels < LEAST_LANES:
-        upstream = c.body.materialize_rounded(g)
-        data = pad_value(c, x, padding, zero)
+        upstream = c.body.materialize_rounded(_fit_channels(c, g, s.groups))
+        data = _fit_channels(c, pad_value(c, x, padding, zero), s.groups)
         return windows.reduce(c, windows.of_taps, f"{windows.data(data)} * {windows.results(upstream)}")
     places = math.prod(windows.extents[t] for t in ("n", *(f"h{d}" for d in spatial)))
     if s.groups == 1 and places <= MOST_ROWS * results and min(results, math.prod(weight[1:])) > 1 and places > 1:
-        return windows.correlate(c, pad_value(c, x, padding, zero), c.body.materialize_rounded(g))
+        data, upstream = (_fit_channels(c, v, 1) for v in (pad_value(c, x, padding, zero), c.body.materialize_rounded(g)))
+        return windows.correlate(c, data, upstream)
     taps, bytes_ = [(f"k{d}",) for d in spatial], math.prod(x.shape) * x.dtype.bits // 8
     along = channels >= LEAST_LANES and (
         results < LEAST_LANES or (bytes_ > CHANNELS_LAST_BYTES and all(n == 1 for n in s.stride))
     )
-    data = pad_value(c, x, padding, zero, channels_last=along)
-    upstream = pad_value(c, g, [(0, 0)] * count, zero, channels_last=not along)
+    data = _fit_channels(c, pad_value(c, x, padding, zero, channels_last=along), s.groups)
+    upstream = _fit_channels(c, pad_value(c, g, [(0, 0)] * count, zero, channels_last=not along), s.groups)
     order: list[Sequence[str]] = ["g", *taps, "o", "c"] if along else ["g", "c", *taps, "o"]
     product = windows.reduce(c, order, f"{windows.data(data)} * {windows.results(upstream)}")
     back = [0, count + 1, count + 2, *range(1, count + 1)] if along else [0, count + 2, 1, *range(2, count + 2)]
