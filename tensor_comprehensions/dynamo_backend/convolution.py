@@ -14,7 +14,7 @@ from torch import fx
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, DType
 from ..runtime.cpu.host import host
 from .conv_windows import ConvWindows, format_element
-from .index_views import Value, permute_value, reshape_value, shift_dim
+from .index_views import Value, guard_value, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
 from .op_table import (
     FLOPS,
@@ -68,7 +68,7 @@ def pad_value(
     if not bounds:
         padded = c.body.materialize_rounded(padded)
     else:
-        split, guarded = any(len(g) > 1 for g in padded.groups), _guard(padded, bounds, fill)
+        split, guarded = any(len(g) > 1 for g in padded.groups), guard_value(padded, bounds, fill)
         padded = c.body.materialize_merged(guarded) if split else c.body.materialize_rounded(guarded)
     return permute_value(padded, [0, rank - 1, *range(1, rank - 1)]) if channels_last else padded
 
@@ -79,17 +79,6 @@ def _fit_channels(c: TranslationContext, x: Value, groups: int) -> Value:
     others = (g for d, g in enumerate(x.groups) if d != 1)
     fits = all(len(g) <= 1 for g in others) and (len(x.groups[1]) <= 1 or x.groups[1] == (groups, channels))
     return x if fits else c.body.materialize_merged(x)
-
-
-def _guard(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
-    """`x` where low <= index < high for each (dimension, low, high) of `bounds`, and `fill` elsewhere."""
-    places = [(sum(map(len, x.groups[:d])), low, high) for d, low, high in bounds]
-
-    def element_text(i: Sequence[str]) -> str:
-        tests = " && ".join(f"{i[at]} >= {low} && {i[at]} < {high}" for at, low, high in places)
-        return f"({tests} ? {x.at(i)} : {fill})"
-
-    return Value(x.groups, element_text, x.dtype)
 
 
 def both_sides(widths: Sequence[int]) -> list[tuple[int, int]]:
@@ -200,7 +189,9 @@ def _correlate(c: TranslationContext, x: Value, g: Value, weight: Sequence[int],
         return windows.reduce(c, windows.of_taps, f"{windows.data(data)} * {windows.results(upstream)}")
     places = math.prod(windows.extents[t] for t in ("n", *(f"h{d}" for d in spatial)))
     if s.groups == 1 and places <= MOST_ROWS * results and min(results, math.prod(weight[1:])) > 1 and places > 1:
-        data, upstream = (_fit_channels(c, v, 1) for v in (pad_value(c, x, padding, zero), c.body.materialize_rounded(g)))
+        data, upstream = (
+            _fit_channels(c, v, 1) for v in (pad_value(c, x, padding, zero), c.body.materialize_rounded(g))
+        )
         return windows.correlate(c, data, upstream)
     taps, bytes_ = [(f"k{d}",) for d in spatial], math.prod(x.shape) * x.dtype.bits // 8
     along = channels >= LEAST_LANES and (

@@ -119,6 +119,17 @@ def shift_dim(x: Value, dimension: int, size: int, place: Callable[[str], str]) 
     return replace(x, groups=(*x.groups[:dimension], new, *x.groups[dimension + 1 :]), at=element_text, tensor="")
 
 
+def guard_value(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
+    """`x` where low <= index < high for each (dimension, low, high) of `bounds`, and `fill` elsewhere."""
+    places = [(sum(map(len, x.groups[:d])), low, high) for d, low, high in bounds]
+
+    def element_text(i: Texts) -> str:
+        tests = " && ".join(f"{i[at]} >= {low} && {i[at]} < {high}" for at, low, high in places)
+        return f"({tests} ? {x.at(i)} : {fill})"
+
+    return Value(x.groups, element_text, x.dtype)
+
+
 def drop_dim(x: Value, dimension: int) -> Value:
     """`x` without a dimension of one element."""
     return replace(x, groups=(*x.groups[:dimension], *x.groups[dimension + 1 :]))

@@ -21,6 +21,7 @@ from .index_views import (
     align_values,
     broadcast_value,
     drop_dim,
+    guard_value,
     merge_loops,
     of_shape,
     permute_value,
@@ -316,6 +317,43 @@ def slice_(
     if first == 0 and c.shape[dimension] == size:
         return x
     return shift_dim(x, dimension, c.shape[dimension], lambda i: f"({first} + {step} * {i})")
+
+
+@operation(aten.slice_backward.default)
+def slice_backward(c: TranslationContext, g: Value, _: Any, dimension: int, start: int, __: int, step: int) -> Value:
+    """`g` at the places of a slice, and 0 elsewhere."""
+    dimension %= len(g.groups)
+    size, count = c.shape[dimension], g.shape[dimension]
+    first = max(0, min(start + size if start < 0 else start, size))
+    if step != 1:
+        raise Unsupported("a slice with a step")
+    return _place_part(c, g, dimension, first, count)
+
+
+@operation(aten.select_backward.default)
+def select_backward(c: TranslationContext, g: Value, _: Any, dimension: int, index: int) -> Value:
+    """`g` at one index of a dimension, and 0 elsewhere."""
+    dimension %= len(c.shape)
+    one = reshape_value(g, [*g.shape[:dimension], 1, *g.shape[dimension:]])
+    return _place_part(c, one, dimension, index % c.shape[dimension], 1)
+
+
+def _place_part(c: TranslationContext, x: Value, dimension: int, first: int, count: int) -> Value:
+    """The `count` elements of `x` in a dimension, from index `first` of the result on, and 0 elsewhere."""
+    moved = shift_dim(x, dimension, c.shape[dimension], lambda i: f"({i} - {first})")
+    return guard_value(moved, [(dimension, first, first + count)], format_literal(0, x.dtype))
+
+
+@operation(aten.constant_pad_nd.default)
+def constant_pad(c: TranslationContext, x: Value, widths: Sequence[int], value: Any = 0) -> Value:
+    bounds: list[tuple[int, int, int]] = []
+    for k, before in enumerate(widths[::2]):
+        d = len(x.groups) - 1 - k
+        size, behind = x.shape[d], widths[2 * k + 1]
+        if before or behind:
+            x = shift_dim(x, d, c.shape[d], lambda i, before=before: f"({i} - {before})")  # type: ignore[misc]
+            bounds.append((d, before, before + size))
+    return guard_value(x, bounds, format_literal(value, x.dtype)) if bounds else x
 
 
 def split_part(c: TranslationContext, x: Value, sizes: Sequence[int], dimension: int, position: int) -> Value:

@@ -69,6 +69,19 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "select": (lambda x: (x * 2).select(1, -1).exp() + (x + 1)[2, 3], (A,)),
     "slice": (lambda x: (x * 2)[1:, ::2].exp() + (x + 1)[:-1, 3:], (A,)),
     "split": (lambda x: torch.mul(*(x * 2).split([2, 4], 1)[::-1][0].split(2, 1)) + (x + 1).split(2, 1)[0], (A,)),
+    "gradients of slices": (
+        lambda x: aten.slice_backward(x * 2, [9, 6], 0, 2, 6, 1) - aten.slice_backward(x, [9, 6], -2, -4, 1 << 62, 1),
+        (A,),
+    ),
+    "gradients of selections": (
+        lambda x: aten.select_backward(x + 1, [4, 3, 6], 1, -2).exp() + aten.select_backward(x, [4, 3, 6], 1, 0),
+        (A,),
+    ),
+    "padding": (
+        lambda x, m: (F.pad(x * 2, (1, -2, 0, 3), value=0.5).exp(), F.pad(m, (2, 0)).float() * 2)[0]
+        + F.pad(F.pad(m, (-1, 0), value=True).float(), (0, 0, 0, 3)),
+        (A, BOOLEAN),
+    ),
     "cat": (lambda x, y: torch.cat([x * 2, y, (x + y)[:2]], 0).exp() + torch.cat([x, y, y[:2]]), (A, B)),
     "cat of pieces": (lambda x, y: torch.cat([(x * 2).reshape(2, 2, 6), y.exp().view(2, 2, 6)], -1) * 2, (A, B)),
     "copies": (lambda x: (x * 2).clone().detach().contiguous() + 1, (A,)),
