@@ -127,7 +127,7 @@ class DefBuilder:
             names.append(x.tensor if is_own else self._copy_output(x, order, names))
         # Only now is it known which tensors other outputs read; these keep the order of their dimensions.
         for place, (x, order) in enumerate(outputs):
-            if names[place] == x.tensor and not self._reorder_dims(x.tensor, permute_loops(x, order)):
+            if names[place] == x.tensor and not self._reorder_dims(x, permute_loops(x, order)):
                 names[place] = self._copy_output(x, order, names)
         for name, (x, _) in zip(names, outputs, strict=True):
             if name != x.tensor:
@@ -166,11 +166,15 @@ class DefBuilder:
         del self._statements[places[copy]]
         self._statements.insert(places[tensor] + 1, replace(copied, rest=rest))
 
-    def _reorder_dims(self, tensor: str, order: Sequence[int]) -> bool:
-        """Give `tensor` its dimensions in `order`; False if it is accessed again after the statement that makes it."""
+    def _reorder_dims(self, x: Value, order: Sequence[int]) -> bool:
+        """Give the tensor of `x` the loops of `x` in `order`; False if that is impossible.
+
+        It is if the loops are not the dimensions of the tensor, or another statement accesses that, too.
+        """
         if list(order) == sorted(order):
             return True
-        if sum(s.count(tensor) for s in self._statements) > 1:
+        tensor, names = x.tensor, _make_index_names(x)
+        if x.at(names) != _format_access(tensor, names) or sum(s.count(tensor) for s in self._statements) > 1:
             return False
         place = next(k for k, s in enumerate(self._statements) if s.tensor == tensor)
         made = self._statements[place]

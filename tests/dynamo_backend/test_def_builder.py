@@ -11,7 +11,7 @@ from torch import Tensor
 import tensor_comprehensions as tc
 from tensor_comprehensions.core.dtypes import BFLOAT16, FLOAT32, DType
 from tensor_comprehensions.dynamo_backend.def_builder import DefBuilder
-from tensor_comprehensions.dynamo_backend.index_views import Value
+from tensor_comprehensions.dynamo_backend.index_views import Value, reshape_value
 
 Outputs = Sequence[tuple[Value, Sequence[int]]]
 
@@ -84,3 +84,12 @@ def test_elements_are_rounded_once() -> None:
     assert torch.equal(first, 2 * x)
     assert torch.equal(second, 2 * x)
     assert torch.equal(turned, 2 * x.T)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 2), (2, 8)])
+def test_outputs_in_another_order_with_other_loops_than_their_tensor(shape: tuple[int, ...]) -> None:
+    body = DefBuilder()
+    order = tuple(reversed(range(len(shape))))
+    body.add_outputs([(reshape_value(double(body), shape), order)])
+    x = torch.arange(16.0).reshape(4, 4)
+    assert torch.equal(tc.define(body.text).region(x).flatten(), (2 * x).view(shape).permute(order).flatten())
