@@ -29,7 +29,7 @@ KEPT = (
     aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu,
     aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.index_add,
     aten.index_put, aten.gather, aten.scatter_add, aten.select_scatter, aten.diagonal_scatter,
-    aten.slice_backward, aten.select_backward, aten.constant_pad_nd,
+    aten.slice_backward, aten.select_backward, aten.constant_pad_nd, aten.roll,
 )  # fmt: skip
 """Operations that torch would decompose, but that are better left whole."""
 DECOMPOSED = (
@@ -206,11 +206,22 @@ def _trace(node: fx.Node) -> Decomposition | None:
             get_logger("graph").debug("%s cannot be decomposed: %s", node.target, refusal)
             return None
     _drop_results(graph, node)
+    _restore_views(graph)
     inner = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
     if not all(map(has_formula, inner)) or any(True for n in inner for _ in convolution.padded_weights(n)):
         return None
     work = [n for n in inner if n.target is not operator.getitem and n.target not in VIEWS and n.target is not SPLIT]
     return Decomposition(graph, not work, len(work))
+
+
+def _restore_views(graph: fx.Graph) -> None:
+    """Use a view for each `as_strided` of all elements in their order, as in torch's decomposition of group norms."""
+    for node in graph.nodes:
+        if node.target is not aten.as_strided.default or any(node.args[3:]):
+            continue
+        source, result = node.args[0].meta["val"], node.meta["val"]
+        if source.is_contiguous() and result.is_contiguous() and source.numel() == result.numel():
+            node.target, node.args = aten.view.default, (node.args[0], node.args[1])
 
 
 def _drop_results(graph: fx.Graph, node: fx.Node) -> None:

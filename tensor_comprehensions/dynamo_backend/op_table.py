@@ -344,6 +344,35 @@ def _place_part(c: TranslationContext, x: Value, dimension: int, first: int, cou
     return guard_value(moved, [(dimension, first, first + count)], format_literal(0, x.dtype))
 
 
+@operation(aten.roll.default)
+def roll(c: TranslationContext, x: Value, shifts: Sequence[int], dimensions: Sequence[int] = ()) -> Value:
+    if not dimensions:
+        raise Unsupported("of a flattened tensor")
+    for shift, d in zip(shifts, dimensions, strict=True):
+        d %= len(x.groups)
+        size = x.shape[d]
+        first = shift % size
+        if first:
+            x = x if x.access else c.body.materialize(x)
+            x = _choose_by_index(shift_by(x, d, first - size), shift_by(x, d, first), d, first)
+    return x
+
+
+def shift_by(x: Value, dimension: int, distance: int) -> Value:
+    """`x` whose element at an index of a dimension is that at the index minus `distance`."""
+    return shift_dim(
+        x, dimension, x.shape[dimension], lambda i: f"({i} - {distance})" if distance >= 0 else f"({i} + {-distance})"
+    )
+
+
+def _choose_by_index(before: Value, after: Value, dimension: int, first: int) -> Value:
+    """The elements of `before` at indices of a dimension below `first`, and those of `after` elsewhere."""
+    position = sum(len(g) for g in before.groups[:dimension])
+    return replace(
+        before, at=lambda i: f"({i[position]} < {first} ? {before.at(i)} : {after.at(i)})", access=False, tensor=""
+    )
+
+
 @operation(aten.constant_pad_nd.default)
 def constant_pad(c: TranslationContext, x: Value, widths: Sequence[int], value: Any = 0) -> Value:
     bounds: list[tuple[int, int, int]] = []

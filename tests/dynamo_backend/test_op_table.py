@@ -77,6 +77,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x: aten.select_backward(x + 1, [4, 3, 6], 1, -2).exp() + aten.select_backward(x, [4, 3, 6], 1, 0),
         (A,),
     ),
+    "roll": (lambda x: torch.roll(x * 2, (3, -5), (0, -1)).exp() + torch.roll(x, 2, 1), (A,)),
     "padding": (
         lambda x, m: (F.pad(x * 2, (1, -2, 0, 3), value=0.5).exp(), F.pad(m, (2, 0)).float() * 2)[0]
         + F.pad(F.pad(m, (-1, 0), value=True).float(), (0, 0, 0, 3)),
@@ -92,6 +93,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "softmax": (lambda x: F.softmax(x, 1) + F.log_softmax(x, 0), (A,)),
     "layer norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), (A, ROW, ROW.flip(0))),
     "group norm": (lambda x, w: F.group_norm(x, 3, w, w), (IMAGE, ROW)),
+    "group norm of one group": (lambda x, w: F.group_norm(x * 2, 1, w, w) + 1, (IMAGE, ROW)),
     "batch norm": (lambda x, w: F.batch_norm(x, w, w.abs(), w, w), (IMAGE, ROW)),
     "rms norm": (lambda x, w: F.rms_norm(x, (6,), w, 1e-6) * F.silu(x), (A, ROW)),
     "activations": (lambda x: F.gelu(x) + F.gelu(x, approximate="tanh") + F.leaky_relu(x) + F.elu(x), (A,)),
