@@ -106,6 +106,8 @@ BINARY = {
 }  # fmt: skip
 LOGICAL = {aten.logical_not.default, aten.bitwise_not.default, aten.logical_and.default, aten.logical_or.default,
            aten.bitwise_and.Tensor, aten.bitwise_or.Tensor}  # fmt: skip
+SIGNED = frozenset(("(-{0})", "abs({0})", "max({0}, {1})", "min({0}, {1})"))
+"""Formulas that hold for signed integers, too."""
 SHORT_RUN = 4
 """The number of neighbors below which a loop over them alone is too short for vectors."""
 MOST_PARTS = 32
@@ -153,7 +155,8 @@ def _make_operation(template: str, logical: bool) -> Operation:
     def make(c: TranslationContext, *arguments: Any) -> Value:
         if logical != (c.dtype == BOOL):
             raise Unsupported(f"not in {c.dtype}")
-        if not (logical or c.dtype.is_float or "*" in template):
+        exact = "*" in template or (template in SIGNED and c.dtype.is_signed)
+        if not (logical or c.dtype.is_float or exact):
             raise Unsupported(f"not in {c.dtype}")
         return pointwise(c, template, to_values(c, *arguments))
 

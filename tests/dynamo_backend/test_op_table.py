@@ -77,6 +77,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x: aten.select_backward(x + 1, [4, 3, 6], 1, -2).exp() + aten.select_backward(x, [4, 3, 6], 1, 0),
         (A,),
     ),
+    "signed integers": (
+        lambda i, j: ((-i).abs() * 3 + j).minimum(j * 5).maximum(i - 7) + torch.where(i > j, -j, i.abs()),
+        (torch.randint(-9, 9, (4, 6)), torch.randint(-9, 9, (4, 6))),
+    ),
+    "least integers": (lambda i: (-i).abs() + i.abs() * 2, (torch.tensor([-(1 << 63), 5, (1 << 63) - 1]),)),
     "roll": (lambda x: torch.roll(x * 2, (3, -5), (0, -1)).exp() + torch.roll(x, 2, 1), (A,)),
     "padding": (
         lambda x, m: (F.pad(x * 2, (1, -2, 0, 3), value=0.5).exp(), F.pad(m, (2, 0)).float() * 2)[0]
