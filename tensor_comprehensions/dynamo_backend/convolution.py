@@ -215,15 +215,15 @@ def _spread_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
         taps = _transpose_weight(weight, s.groups)
         widths = [e * (k - 1) - p for e, k, p in zip(s.dilation, weight.shape[2:], s.padding, strict=True)]
         return _gather_windows(c, x, taps, replace(s, padding=widths), sizes)
-    if any(n != 1 for n in s.dilation) or any(n % d for n, d in zip(sizes[2:], s.stride, strict=True)):
-        raise Unsupported("a transposed convolution with dilation, or of a size that is no multiple of its stride")
+    if any(n != 1 for n in s.dilation):
+        raise Unsupported("a transposed convolution with dilation")
     if math.prod(s.stride) > MOST_PHASES:
         raise Unsupported(f"a transposed convolution with more than {MOST_PHASES} phases")
     phases = [
         [StridePhase.of(r, stride, p, k) for r in range(stride)]
         for stride, p, k in zip(s.stride, s.padding, weight.shape[2:], strict=True)
     ]
-    counts = [n // stride for n, stride in zip(sizes[2:], s.stride, strict=True)]
+    counts = [-(-n // stride) for n, stride in zip(sizes[2:], s.stride, strict=True)]
     before = [max(0, *(p.taps - 1 - p.offset for p in each)) for each in phases]
     behind = [max(0, *(n - h + p.offset for p in each)) for each, n, h in zip(phases, counts, x.shape[2:], strict=True)]
     padded = pad_value(c, x, list(zip(before, behind, strict=True)), format_literal(0, x.dtype))
@@ -232,7 +232,11 @@ def _spread_windows(c: TranslationContext, x: Value, weight: Value, s: ConvShape
         for chosen in product(*phases)
         if all(p.taps for p in chosen)
     }
-    return _interleave_phases(c, phases, parts, s, sizes)
+    whole = _interleave_phases(c, phases, parts, s, [n * stride for n, stride in zip(counts, s.stride, strict=True)])
+    for d, n in enumerate(sizes[2:], 2):
+        if n != whole.shape[d]:  # the last elements of some phases are beyond the end
+            whole = shift_dim(whole, d, n, lambda i: i)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,15 +282,15 @@ def _interleave_phases(
     c: TranslationContext, phases: Sequence[Sequence[StridePhase]], parts: Mapping[tuple[StridePhase, ...], Value],
     s: ConvShape, sizes: Sequence[int],
 ) -> Value:  # fmt: skip
-    """The phases as one value: in dimension d, the element at `stride * q + r` is that of phase r at q."""
+    """The phases as one value of spatial `sizes`: in dimension d, the element at `stride * q + r` is phase r at q."""
     groups = list(next(iter(parts.values())).groups[:2])
     outer = sum(map(len, groups))
-    for size, stride in zip(sizes[2:], s.stride, strict=True):
+    for size, stride in zip(sizes, s.stride, strict=True):
         groups.append(tuple(n for n in (size // stride, stride) if n != 1))
 
     def element_text(i: Sequence[str]) -> str:
         rest, at, remainders = list(i[outer:]), list(i[:outer]), []
-        for size, stride in zip(sizes[2:], s.stride, strict=True):
+        for size, stride in zip(sizes, s.stride, strict=True):
             at += [rest.pop(0)] if size // stride != 1 else []
             remainders.append(rest.pop(0) if stride != 1 else "0")
 

@@ -42,6 +42,8 @@ CASES = {
     "without strides": Case((2, 6, 7), (6, 9, 3), options={"dilation": 2, "padding": 1}),
     "gradients of strides": Case((2, 8, 8, 6), (9, 8, 3, 3), False, {"stride": 2, "padding": 1}),
     "gradients of strides, few channels": Case((2, 3, 8, 6), (4, 3, 7, 5), False, {"stride": (2, 1), "padding": 2}),
+    "gradients of strides, odd sizes": Case((2, 8, 9, 7), (9, 8, 3, 3), False, {"stride": 2}),
+    "of a size that is no multiple": Case((2, 6, 5, 4), (6, 9, 3, 3), options={"stride": 2, "padding": 1}),
     "gradients of gaps": Case((2, 8, 8, 6), (9, 8, 1, 1), False, {"stride": 2}),
     "gradients of groups": Case((2, 16, 7, 6), (32, 8, 3, 3), False, {"padding": 1, "groups": 2}),
     "gradients of channels": Case((2, 6, 8, 6), (6, 1, 3, 3), False, {"stride": 2, "padding": 1, "groups": 6}),
