@@ -27,8 +27,8 @@ from .op_table import MULTI_OUTPUT_OPS, TABLE, VIEWS, aten
 SPLIT = aten.split_with_sizes.default
 KEPT = (
     aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu,
-    aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.index_add,
-    aten.index_put, aten.gather, aten.scatter_add, aten.select_scatter, aten.diagonal_scatter,
+    aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.avg_pool2d_backward,
+    aten.index_add, aten.index_put, aten.gather, aten.scatter_add, aten.select_scatter, aten.diagonal_scatter,
     aten.slice_backward, aten.select_backward, aten.constant_pad_nd, aten.roll,
 )  # fmt: skip
 """Operations that torch would decompose, but that are better left whole."""

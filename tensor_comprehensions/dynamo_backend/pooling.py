@@ -13,7 +13,7 @@ from torch import fx
 from ..core.dtypes import INT32, INT64
 from .conv_windows import ConvWindows
 from .convolution import both_sides, pad_value, repeat_number
-from .index_views import Value, align_values, drop_dim, of_shape, reshape_value
+from .index_views import Value, align_values, drop_dim, guard_value, of_shape, reshape_value, shift_dim
 from .literals import Unsupported, compute_dtype, format_literal
 from .op_table import FLOPS, MULTI_OUTPUT_OPS, Parts, TranslationContext, aten, divide_by_count, operation
 
@@ -67,13 +67,61 @@ def avg_pool(
     c: TranslationContext, x: Value, kernel: Any, stride: Any = (), padding: Any = (0,), ceiling: bool = False,
     with_padding: bool = True, divisor: int | None = None,
 ) -> Value:  # fmt: skip
-    if not c.dtype.is_float or ceiling or (any(padding) and not with_padding):
-        raise Unsupported("windows of different sizes")
-    s = PoolShape.of(kernel, stride, padding, (1,))
-    count = divisor or math.prod(s.kernel)
+    s = _check_average(c, kernel, stride, padding, ceiling)
     batched, images = _add_batch(c, x)
-    total = divide_by_count(batched, _pad_windows(batched, images, s, 0).reduce(batched, "+=!"), count)
-    return total if images is x else drop_dim(total, 0)
+    total = _pad_windows(batched, images, s, 0).reduce(batched, "+=!")
+    mean = _divide_by_counts(batched, total, s, images.shape[2:], with_padding, divisor)
+    return mean if images is x else drop_dim(mean, 0)
+
+
+@operation(aten.avg_pool2d_backward.default)
+def avg_pool_backward(
+    c: TranslationContext, g: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceiling: bool,
+    with_padding: bool, divisor: int | None,
+) -> Value:  # fmt: skip
+    """The gradient by the input: every element gets its share of the windows that it is in."""
+    s = _check_average(c, kernel, stride, padding, ceiling)
+    batched, upstream = _add_batch(c, g)
+    sizes = batched.shape[2:]
+    shares = _divide_by_counts(replace(batched, shape=upstream.shape), upstream, s, sizes, with_padding, divisor)
+    if all(n == 1 for n in s.stride):
+        widths = [k - 1 - p for k, p in zip(s.kernel, s.padding, strict=True)]
+        padded = pad_value(c, shares, both_sides(widths), format_literal(0, x.dtype))
+        found = Pool(s.windows(batched.shape[0], batched.shape[1], sizes), padded).reduce(batched, "+=!")
+    elif list(s.stride) == list(s.kernel) and not any(s.padding):
+        found = shares
+        for d, (n, step) in enumerate(zip(sizes, s.stride, strict=True), 2):
+            end = step * upstream.shape[d]
+            found = shift_dim(found, d, n, lambda i, step=step: f"({i} / {step})")  # type: ignore[misc]
+            found = guard_value(found, [(d, 0, end)], format_literal(0, x.dtype)) if end < n else found
+    else:
+        raise Unsupported("windows that overlap in steps")
+    return found if upstream is g else drop_dim(found, 0)
+
+
+def _check_average(c: TranslationContext, kernel: Any, stride: Any, padding: Any, ceiling: bool) -> PoolShape:
+    if not c.dtype.is_float or ceiling:
+        raise Unsupported("windows of different sizes")
+    return PoolShape.of(kernel, stride, padding, (1,))
+
+
+def _divide_by_counts(
+    c: TranslationContext, x: Value, s: PoolShape, sizes: Sequence[int], with_padding: bool, divisor: int | None
+) -> Value:
+    """`x` divided by the elements of each window: by `divisor`, by all of them, or by those in an image of `sizes`."""
+    if divisor or with_padding or not any(s.padding):
+        return divide_by_count(c, x, divisor or math.prod(s.kernel))
+    wide = compute_dtype(x.dtype)
+
+    def element_text(i: Sequence[str]) -> str:
+        places = iter(i[len(i) - sum(len(g) for g in x.groups[2:]) :])
+        counts = []
+        for group, size, k, step, before in zip(x.groups[2:], sizes, s.kernel, s.stride, s.padding, strict=True):
+            first = f"{step} * int64({next(places) if group else 0}) - {before}"
+            counts.append(f"(min({first} + {k}, int64({size})) - max({first}, int64(0)))")
+        return f"({x.at(i)} / {wide.name}({' * '.join(counts)}))"
+
+    return replace(x, at=element_text, access=False, tensor="")
 
 
 def max_pool(

@@ -128,6 +128,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda g, x, w: _gradients(g, x, w, [2, 1], [0, 1], [1, 1], 1) + 1,
         (r(2, 4, 4, 8), IMAGE, r(4, 6, 3, 3)),
     ),
+    "gradients of means of windows": (
+        lambda g, x: aten.avg_pool2d_backward(g * 2, x, [3, 3], [1, 1], [1, 1], False, False, None) + x,
+        (torch.rand(2, 3, 6, 5), torch.rand(2, 3, 6, 5)),
+    ),
     "means of windows": (lambda x: F.avg_pool2d(x * 2, 3, 2) + F.avg_pool2d(x, 3, 2, 1)[:, :, 1:, 1:], (IMAGE,)),
     "extremes of windows": (lambda x: F.max_pool2d(x * 2, 3, 2, 1) + F.max_pool2d(x, (2, 3), 2, (1, 1)), (IMAGE,)),
     "gradients of extremes of windows": (

@@ -73,6 +73,41 @@ def test_gradients_go_to_the_first_maximum(name: str, dtype: torch.dtype, left: 
     assert not left
 
 
+AVERAGES: dict[str, dict[str, Any]] = {
+    "side by side": {"kernel_size": 2},
+    "side by side, with a rest": {"kernel_size": 3},
+    "overlapping": {"kernel_size": 3, "stride": 1, "padding": 1},
+    "overlapping, of what is inside": {
+        "kernel_size": (3, 5),
+        "stride": 1,
+        "padding": (1, 2),
+        "count_include_pad": False,
+    },
+    "with a divisor": {"kernel_size": (2, 3), "stride": 1, "divisor_override": 5},
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.parametrize("shape", [(2, 3, 8, 11), (3, 8, 11)])
+def test_averages_and_their_gradients(name: str, shape: tuple[int, ...], left: list[str]) -> None:
+    leaf = torch.randn(shape, requires_grad=True)
+    expected = F.avg_pool2d(leaf * 2, **AVERAGES[name])
+    found = torch.compile(lambda x: F.avg_pool2d(x * 2, **AVERAGES[name]), backend="tensor_comprehensions")(leaf)
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(expected)
+    gradients = (torch.autograd.grad(y, leaf, direction)[0] for y in (found, expected))
+    torch.testing.assert_close(*gradients)
+    assert not left
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_averages_of_parts_of_windows_in_steps(padding: int) -> None:
+    x = image(2, 3, 9, 8).nan_to_num(posinf=3, neginf=-3)
+    options: dict[str, Any] = {"stride": 2, "padding": padding, "count_include_pad": False}
+    compiled = torch.compile(lambda x: F.avg_pool2d(x, 3, **options) * 2, backend="tensor_comprehensions")
+    torch.testing.assert_close(compiled(x), F.avg_pool2d(x, 3, **options) * 2)
+
+
 @pytest.mark.usefixtures("small_regions")
 def test_windows_of_one_row_and_of_one_column() -> None:
     for size in ((2, 3, 3, 9), (2, 3, 9, 3), (1, 1, 3, 3)):

@@ -262,11 +262,11 @@ def _emit_multiply_adds(
     only: Sequence[HalfSpace] = (),
 ) -> Stmt:
     """One multiply-add per register; operands that registers share are read once. only: conditions on the terms."""
-    read: dict[tuple[int, ...], Factor] = {}
+    read: dict[tuple[int, ...], FactorVector] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
     for group in group_by_register(cells):
-        factors: list[Factor] = []
+        factors: list[FactorVector] = []
         for side, operand in enumerate(operands):
             places = [tuple(c.offsets[name] for name in moves[side]) for c in group]
             own = group[:1] if len(set(places)) == 1 else group
@@ -318,11 +318,11 @@ def _emit_sliding_multiply_adds(
 ) -> Stmt:
     """The multiply-adds of the steps at `values`, in the order of the vectors over which windows slide."""
     moves = [_iterators_moving_operand(operand, cells[0]) for operand in operands]
-    read: dict[tuple[int, ...], Factor] = {}
+    read: dict[tuple[int, ...], FactorVector] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     for vector, users in enumerate(windows.users):
         for cell, tap in users:
-            factors: list[Factor] = []
+            factors: list[FactorVector] = []
             for side, operand in enumerate(operands):
                 own = (tap, *(cell.offsets[name] for name in moves[side]))
                 key = (side, vector) if side == windows.side else (side, *own)
@@ -338,22 +338,22 @@ def _emit_sliding_multiply_adds(
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class FactorVector:
     """A vector of a factor. is_scalar: whether its lanes are one scalar."""
 
     vector: Var
     is_scalar: bool
 
 
-def _bind_factor(name: str, value: Expr, registers: Buffer, sequence: list[tuple[Var, Expr] | Store]) -> Factor:
+def _bind_factor(name: str, value: Expr, registers: Buffer, sequence: list[tuple[Var, Expr] | Store]) -> FactorVector:
     """Append the definition of `name` as `value`, in all lanes of a register, to `sequence`."""
     vector = build.broadcast(value, registers.type.lanes)
     bound = Var(name, vector.type)
     sequence.append((bound, vector))
-    return Factor(bound, value.type.lanes == 1)
+    return FactorVector(bound, value.type.lanes == 1)
 
 
-def _multiply_factors(factors: Sequence[Factor], total: Expr) -> Expr:
+def _multiply_factors(factors: Sequence[FactorVector], total: Expr) -> Expr:
     """`total` plus the product. A scalar comes last: there, dot products can broadcast it while they load it."""
     first, last = sorted(factors, key=lambda f: f.is_scalar)
     return multiply_add(first.vector, last.vector, total)
