@@ -94,7 +94,15 @@ PRODUCTS = (
     "torch.addmm({a}, {a}, {a}.t() @ {a}, beta=0.5)",
     "torch.baddbmm({a}[None], {a}[None], {b}.t()[None] @ {a}[None])",
     "F.batch_norm({a}, None, None, training=True)", "F.instance_norm({a}[None])", "torch.cdist({a}, {b})",
-    "F.glu({a})",
+    "F.glu({a})", "F.avg_pool2d({a}[None, None], 3, 1, 1, count_include_pad=False)",
+    "F.avg_pool2d({a}[None, None], 2, count_include_pad=False)", "torch.roll({a}, (1, -2), (0, -1))",
+    "F.conv2d({a}[None, None].repeat(2, 36, 1, 1), torch.linspace(-1, 1, 1296).view(4, 36, 3, 3).to({a}.dtype) * 0.05, "
+    "padding=1)",
+    "F.conv2d(F.conv2d({a}[None, None].repeat(1, 6, 1, 1), {a}.new_full((6, 3, 1, 2), 0.25), groups=2), "
+    "{a}.new_full((3, 2, 2, 1), 0.5), groups=3, padding=1)",
+    "F.conv2d({a}[None, None].repeat(1, 3, 1, 1), {a}.flatten()[:6].repeat(4, 6).view(8, 3, 3, 2), stride=2, "
+    "padding=1)",
+    "F.conv_transpose2d({a}[None, None].repeat(1, 2, 1, 1), {a}.new_full((2, 3, 3, 3), 0.1), stride=2, padding=1)",
 )  # fmt: skip
 MUTATIONS = (
     "{a}.add_(1)", "{a}.mul_(0.5)", "{a}.relu_()", "{a}[0] = 0.25", "{a}[..., 0] += 1", "{a}.clamp_(-1, 1)",
