@@ -87,9 +87,8 @@ class DefBuilder:
 
         `materialize` stores elements of 16 bits in float32.
         """
-        names = _make_index_names(x)
-        wide, text = compute_dtype(x.dtype), x.at(names)
-        if x.access and (wide == x.dtype or text.startswith(f"{wide.name}(")):
+        wide = compute_dtype(x.dtype)
+        if reads_own_type(x):
             return x
         if wide == x.dtype:
             return self.materialize(x)
@@ -252,6 +251,12 @@ class DefBuilder:
         tensor = f"t{len(self._statements)}"
         self._statements.append(_Statement(tensor, tuple(names), f"{operator} {text}{_format_where(ranges)}"))
         return Value(like.groups, lambda i: _format_access(tensor, i), like.dtype, access=True, tensor=tensor)
+
+
+def reads_own_type(x: Value) -> bool:
+    """Whether `x` only reads a tensor of its own type, not one of 16 bits in float32."""
+    wide = compute_dtype(x.dtype)
+    return x.access and (wide == x.dtype or x.at(_make_index_names(x)).startswith(f"{wide.name}("))
 
 
 def selects_constants(x: Value) -> bool:

@@ -121,13 +121,14 @@ def shift_dim(x: Value, dimension: int, size: int, place: Callable[[str], str]) 
 
 def guard_value(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
     """`x` where low <= index < high for each (dimension, low, high) of `bounds`, and `fill` elsewhere."""
-    places = [(sum(map(len, x.groups[:d])), low, high) for d, low, high in bounds]
+    places = [(sum(map(len, x.groups[:d])), low, high) for d, low, high in bounds if x.groups[d]]
+    is_outside = any(not low <= 0 < high for d, low, high in bounds if not x.groups[d])  # of the only element
 
     def element_text(i: Texts) -> str:
         tests = " && ".join(f"{i[at]} >= {low} && {i[at]} < {high}" for at, low, high in places)
-        return f"({tests} ? {x.at(i)} : {fill})"
+        return f"({tests} ? {x.at(i)} : {fill})" if tests else x.at(i)
 
-    return Value(x.groups, element_text, x.dtype)
+    return Value(x.groups, (lambda i: fill) if is_outside else element_text, x.dtype)
 
 
 def drop_dim(x: Value, dimension: int) -> Value:

@@ -15,7 +15,7 @@ import torch
 
 from ..core.dtypes import BOOL, FLOAT32, INT32, INT64, DType
 from ..dispatch.arguments import TORCH_TYPES, TYPES
-from .def_builder import DefBuilder
+from .def_builder import DefBuilder, reads_own_type
 from .index_views import (
     Value,
     align_values,
@@ -168,9 +168,19 @@ def _make_comparison(sign: str) -> Operation:
         kind = common_dtype(x, y)
         wide = FLOAT32 if compute_dtype(kind) == FLOAT32 else kind  # numbers, too, are rounded to 16-bit types before
         both = [cast_to_result(replace(c, shape=v.shape, dtype=kind), v) for v in to_values(c, x, y, dtype=wide)]
+        if isinstance(y, Value) or y != 0:  # no rounding changes a sign
+            both = [_round_computed(v) for v in both]
         return pointwise(c, f"({{0}} {sign} {{1}})", both, kind)
 
     return make
+
+
+def _round_computed(x: Value) -> Value:
+    """`x` with computed elements of 16 bits rounded to their type, as torch compares them."""
+    wide = compute_dtype(x.dtype)
+    if wide == x.dtype or x.constant or reads_own_type(x):
+        return x
+    return replace(x, at=lambda i: cast_text(cast_text(x.at(i), wide, x.dtype), x.dtype, wide), access=False, tensor="")
 
 
 def common_dtype(x: Value, y: Any) -> DType:

@@ -22,6 +22,7 @@ A, B, ROW, COLUMN = r(4, 6), r(4, 6), r(6), r(4, 1)
 POSITIVE = A.abs() + 0.5
 IMAGE = r(2, 6, 9, 8)
 HALF = r(4, 6).bfloat16()
+ROUNDED = torch.linspace(-2, 2, 24).view(4, 6).bfloat16()
 WHOLE = torch.randint(-3, 4, (4, 6))
 BOOLEAN = A > 0
 
@@ -60,6 +61,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "infinity": (lambda x, m: x.masked_fill(m, -torch.inf).exp(), (A, BOOLEAN)),
     "range": (lambda x: x * torch.arange(6).float() + (torch.arange(4).unsqueeze(1) <= torch.arange(6)).float(), (A,)),
     "16 bits": (lambda x, y: (x * 2 + y.bfloat16()).float() * y, (HALF, A)),
+    "comparisons of computed 16 bits": (
+        lambda x, y: (
+            (x * 1.01 == y).float() + (x * 1.01 >= 1.5).float() * 2 + ((x * 1.01).t() < y.t()).float().sum() * 4
+        ),
+        (ROUNDED, ROUNDED * 1.01),
+    ),
     "16 bit sums": (lambda x: x.sum(1) + (x + x).amax(1), (HALF,)),
     "permute": (lambda x: (x + 1).permute(2, 0, 3, 1) * 2, (IMAGE,)),
     "transpose": (lambda x, y: ((x * 2).t() + y.transpose(0, 1)).exp(), (A, B)),
@@ -71,6 +78,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "split": (lambda x: torch.mul(*(x * 2).split([2, 4], 1)[::-1][0].split(2, 1)) + (x + 1).split(2, 1)[0], (A,)),
     "gradients of slices": (
         lambda x: aten.slice_backward(x * 2, [9, 6], 0, 2, 6, 1) - aten.slice_backward(x, [9, 6], -2, -4, 1 << 62, 1),
+        (A,),
+    ),
+    "gradients of whole slices": (
+        lambda x: aten.slice_backward(x[:1] * 2, [1, 6], 0, 0, 1, 1) + F.pad(F.pad(x, (-5, 0)), (-1, 1), value=3.0),
         (A,),
     ),
     "gradients of selections": (
