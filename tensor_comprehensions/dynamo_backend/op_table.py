@@ -367,11 +367,11 @@ def roll(c: TranslationContext, x: Value, shifts: Sequence[int], dimensions: Seq
         first = shift % size
         if first:
             x = x if x.access else c.body.materialize(x)
-            x = _choose_by_index(shift_by(x, d, first - size), shift_by(x, d, first), d, first)
+            x = _choose_by_index(_shift_elements(x, d, first - size), _shift_elements(x, d, first), d, first)
     return x
 
 
-def shift_by(x: Value, dimension: int, distance: int) -> Value:
+def _shift_elements(x: Value, dimension: int, distance: int) -> Value:
     """`x` whose element at an index of a dimension is that at the index minus `distance`."""
     return shift_dim(
         x, dimension, x.shape[dimension], lambda i: f"({i} - {distance})" if distance >= 0 else f"({i} + {-distance})"
