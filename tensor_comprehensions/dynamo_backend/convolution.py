@@ -14,7 +14,7 @@ from torch import fx
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, DType
 from ..runtime.cpu.host import host
 from .conv_windows import ConvWindows, format_element
-from .index_views import Value, guard_value, permute_value, reshape_value, shift_dim
+from .index_views import Value, guard_value, offset_dim, permute_value, reshape_value, shift_dim
 from .literals import Unsupported, format_literal
 from .op_table import (
     FLOPS,
@@ -63,7 +63,7 @@ def pad_value(
     for d, (before, behind) in enumerate(widths, first):
         if before or behind:
             size = x.shape[d]
-            padded = shift_dim(padded, d, before + size + behind, lambda i, before=before: f"({i} - {before})")  # type: ignore[misc]
+            padded = offset_dim(padded, d, before + size + behind, before)
             bounds.append((d, before, before + size))
     if not bounds:
         padded = c.body.materialize_rounded(padded)

@@ -119,6 +119,12 @@ def shift_dim(x: Value, dimension: int, size: int, place: Callable[[str], str]) 
     return replace(x, groups=(*x.groups[:dimension], new, *x.groups[dimension + 1 :]), at=element_text, tensor="")
 
 
+def offset_dim(x: Value, dimension: int, size: int, distance: int) -> Value:
+    """`x` with `dimension` of `size` elements: the element at an index is that of `x` at the index minus `distance`."""
+    sign = "-" if distance >= 0 else "+"
+    return shift_dim(x, dimension, size, lambda i: f"({i} {sign} {abs(distance)})")
+
+
 def guard_value(x: Value, bounds: Sequence[tuple[int, int, int]], fill: str) -> Value:
     """`x` where low <= index < high for each (dimension, low, high) of `bounds`, and `fill` elsewhere."""
     places = [(sum(map(len, x.groups[:d])), low, high) for d, low, high in bounds if x.groups[d]]

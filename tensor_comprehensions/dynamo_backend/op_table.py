@@ -24,6 +24,7 @@ from .index_views import (
     guard_value,
     merge_loops,
     of_shape,
+    offset_dim,
     permute_value,
     reshape_value,
     shift_dim,
@@ -353,7 +354,7 @@ def select_backward(c: TranslationContext, g: Value, _: Any, dimension: int, ind
 
 def _place_part(c: TranslationContext, x: Value, dimension: int, first: int, count: int) -> Value:
     """The `count` elements of `x` in a dimension, from index `first` of the result on, and 0 elsewhere."""
-    moved = shift_dim(x, dimension, c.shape[dimension], lambda i: f"({i} - {first})")
+    moved = offset_dim(x, dimension, c.shape[dimension], first)
     return guard_value(moved, [(dimension, first, first + count)], format_literal(0, x.dtype))
 
 
@@ -367,15 +368,8 @@ def roll(c: TranslationContext, x: Value, shifts: Sequence[int], dimensions: Seq
         first = shift % size
         if first:
             x = x if x.access else c.body.materialize(x)
-            x = _choose_by_index(_shift_elements(x, d, first - size), _shift_elements(x, d, first), d, first)
+            x = _choose_by_index(offset_dim(x, d, size, first - size), offset_dim(x, d, size, first), d, first)
     return x
-
-
-def _shift_elements(x: Value, dimension: int, distance: int) -> Value:
-    """`x` whose element at an index of a dimension is that at the index minus `distance`."""
-    return shift_dim(
-        x, dimension, x.shape[dimension], lambda i: f"({i} - {distance})" if distance >= 0 else f"({i} + {-distance})"
-    )
 
 
 def _choose_by_index(before: Value, after: Value, dimension: int, first: int) -> Value:
@@ -393,7 +387,7 @@ def constant_pad(c: TranslationContext, x: Value, widths: Sequence[int], value: 
         d = len(x.groups) - 1 - k
         size, behind = x.shape[d], widths[2 * k + 1]
         if before or behind:
-            x = shift_dim(x, d, c.shape[d], lambda i, before=before: f"({i} - {before})")  # type: ignore[misc]
+            x = offset_dim(x, d, c.shape[d], before)
             bounds.append((d, before, before + size))
     return guard_value(x, bounds, format_literal(value, x.dtype)) if bounds else x
 
@@ -412,10 +406,7 @@ def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Va
     ends = list(accumulate(x.shape[dimension] for x in parts))
     held = [cast_to_result(replace(c, shape=x.shape), x if x.access else c.body.materialize(x)) for x in parts]
 
-    def shift_by(x: Value, start: int) -> Value:
-        return shift_dim(x, dimension, ends[-1], lambda i: f"({i} - {start})")
-
-    shifted = [shift_by(x, end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)]
+    shifted = [offset_dim(x, dimension, ends[-1], end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)]
     whole = align_values(shifted)
     if len(whole[0].groups[-1]) > 1 and whole[0].groups[-1][-1] < SHORT_RUN:
         whole = align_values([merge_loops(x, len(x.groups) - 1) for x in shifted])

@@ -92,7 +92,7 @@ def avg_pool_backward(
         found = shares
         for d, (n, step) in enumerate(zip(sizes, s.stride, strict=True), 2):
             end = step * upstream.shape[d]
-            found = shift_dim(found, d, n, lambda i, step=step: f"({i} / {step})")  # type: ignore[misc]
+            found = shift_dim(found, d, n, f"({{}} / {step})".format)
             found = guard_value(found, [(d, 0, end)], format_literal(0, x.dtype)) if end < n else found
     else:
         raise Unsupported("windows that overlap in steps")
