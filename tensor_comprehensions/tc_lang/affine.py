@@ -196,7 +196,7 @@ def normalize_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
     if isinstance(e, Size):
         return Const(_int(sizes[e.name]), e.dtype)
     if e.dtype == INT64 and isinstance(e, Binary | Unary):
-        return affine_to_expression(to_affine(e, sizes))
+        return affine_to_expression(to_affine(e, sizes).join_remainders())
     return with_operands(e, [normalize_subscript(x, sizes) for x in operands_of(e)])
 
 

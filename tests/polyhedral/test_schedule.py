@@ -14,10 +14,10 @@ from tensor_comprehensions.loop_ir.nodes import Loop, LoopKind, Module, Space
 from tensor_comprehensions.loop_ir.rewrite import allocated_buffers, walk_stmts
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.polyhedral.cpu.lower import explain_cpu, lower_cpu, plan_schedule, scop_nodes
-from tensor_comprehensions.polyhedral.schedule import fusion
-from tensor_comprehensions.polyhedral.schedule.fusion import BandMember, FusionGroup
+from tensor_comprehensions.polyhedral.schedule.fusion import FusionGroup
 from tensor_comprehensions.polyhedral.schedule.legality import check_legal
 from tensor_comprehensions.polyhedral.schedule.loop_nest import DimKind, LoopNest
+from tensor_comprehensions.polyhedral.schedule.shared_rows import BandMember, find_shared_rows
 from tensor_comprehensions.polyhedral.scop.collapse import collapse
 from tensor_comprehensions.polyhedral.scop.scop import Scop
 from tensor_comprehensions.structured.language.primitives import pack, tile
@@ -265,22 +265,52 @@ def f(float(N,1024) g, float(N,64) x, float(1024,32) w) -> (a, b, c) {
     b(j) +=! t(i,j)
     c(i,k) +=! t(i,j) * w(j,k)
 }"""
+TRANSPOSED = """
+def f(float(N,N) x) -> (a, b) {
+    a(i,j) = x(i,j) + x(j,i)
+    b(i,j) = a(j,i) * 2
+}"""
+SLICED = """
+def f(float(N,64) x) -> (a, b) {
+    a(i,j) = x(i,j) + 1 where j in 0:32
+    b(i,j) = x(i,j + 32) * 2 where j in 0:32
+}"""
+QUOTIENTS = """
+def f(float(N,8,4) x) -> (a, b) {
+    a(i,j) = x(i,j / 4,j % 4) where j in 0:32
+    b(j,i) = x(i,j / 4,j % 4) + 1 where j in 0:32
+}"""
 
 
-@pytest.mark.parametrize("source", [SOFTMAX, MOMENTS, REVERSED, MLP, POINTWISE, CONCATENATED, UNLIKE])
-def test_isl_schedules_what_may_share_a_row(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quick answer is as that of isl: asked always, it finds no more."""
+def list_shared_rows(source: str, **sizes: int) -> list[tuple[str, ...]]:
+    """The indices of all nodes of `source` in each row that they can share."""
+    function = bound(source, **sizes)
+    scop = Scop(function, scop_nodes(function, CpuOptions(use_microkernels=False), AVX512))
+    return [tuple(row.index_and_shift(n)[0] for n in scop.nodes) for row in find_shared_rows(scop, scop.nodes)]
+
+
+@pytest.mark.parametrize(
+    ("source", "rows"),
+    [
+        (UNLIKE, []),  # `a` has no row for `c`
+        (TRANSPOSED, [("i", "j"), ("j", "i")]),
+        (SLICED, []),  # no element is read twice
+        (SLICED.replace("j + 32", "j + 1"), [("i", "i"), ("j", "j")]),
+        (QUOTIENTS, [("i", "i"), ("j", "j")]),
+    ],
+)
+def test_rows_keep_dependences_and_reads_together(source: str, rows: list[tuple[str, ...]]) -> None:
+    assert list_shared_rows(source, N=40) == rows
+
+
+@pytest.mark.parametrize("source", [SOFTMAX, MOMENTS, REVERSED, MLP, POINTWISE, CONCATENATED, UNLIKE, TRANSPOSED])
+def test_shared_rows_are_coincident(source: str) -> None:
+    """Every prefix of the nodes is legal in the rows that it can share, by isl's check of all dependences."""
     sizes = {k: 3 + n for n, k in enumerate("ABCDKMNOP")}
     sizes = {k: n for k, n in sizes.items() if f"{k}," in source or f"{k})" in source}
-
-    def find_groups() -> list[FusionGroup]:
-        options, function = CpuOptions(fusion="max"), bound(source, **sizes)
-        scop = Scop(function, scop_nodes(function, options, AVX512))
-        return [g.group for g in plan_schedule(scop, options, AVX512)]
-
-    asked = find_groups()
-    monkeypatch.setattr(fusion, "may_share_row", lambda scop, nodes: True)
-    assert find_groups() == asked
+    function, options = bound(source, **sizes), CpuOptions(fusion="max")
+    scop = Scop(function, scop_nodes(function, options, AVX512))
+    check_legal(scop, plan_schedule(scop, options, AVX512))
 
 
 def test_serial_scatter_is_not_taken_for_parallel() -> None:

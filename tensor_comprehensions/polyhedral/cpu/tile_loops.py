@@ -13,8 +13,9 @@ from ...loop_ir.buffer_view import BufferDim, BufferView, private_view
 from ...loop_ir.nodes import LoopKind
 from ...options import CpuOptions
 from ...tc_lang.ir import Tensor
-from ..schedule.fusion import BandMember, FusionGroup
+from ..schedule.fusion import FusionGroup
 from ..schedule.loop_nest import NestDim
+from ..schedule.shared_rows import BandMember
 from ..schedule.storage import BufferExtent
 from ..scop.scop import ScopStatement
 

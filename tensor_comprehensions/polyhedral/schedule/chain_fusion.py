@@ -14,7 +14,8 @@ from ...tc_lang.ir import BoundFunction, Role, walk_expr
 from ...thresholds import SERIAL_CHAIN_BATCHES
 from ..scop.scop import Scop, ScopStatement, check_reads
 from .contraction_chain import chain_tiles, tiled_row
-from .fusion import BandMember, FusionGroup, is_parallel_index
+from .fusion import FusionGroup
+from .shared_rows import BandMember, is_parallel_index
 
 
 def fuse_chain(

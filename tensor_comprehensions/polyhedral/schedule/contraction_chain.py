@@ -25,7 +25,8 @@ from ...thresholds import (
 )
 from ..scop.scop import ScopStatement
 from .access_cost import access_stride
-from .fusion import BandMember, FusionGroup
+from .fusion import FusionGroup
+from .shared_rows import BandMember
 from .storage import find_storage_reuse, temporary_footprint
 
 

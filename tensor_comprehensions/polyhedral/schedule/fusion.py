@@ -1,56 +1,25 @@
 """Decide which nodes run in one kernel, and which parallel loops they share.
 
-isl finds the outermost rows on which every dependence among a set of nodes has distance zero (`outer_coincidence` over
-the whole component). These rows are the loops that fused nodes share; inside them, the nodes run one after another.
+The rows on which every dependence among a set of nodes has distance zero are the loops that fused nodes share; inside
+them, the nodes run one after another.
 Fusion is greedy in program order: a node joins the previous kernel if enough parallelism remains.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-import islpy as isl
-
 from ...core.decisions import Decision, Rival, is_recording, note_decision
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
-from ...tc_lang.ir import BoundFunction, BoundIndex
+from ...tc_lang.ir import BoundFunction
 from ...thresholds import MEMORY_READ_SHARE
-from ..scop.scop import (
-    Scop,
-    ScopStatement,
-    check_reads,
-    statements_of,
-    with_op_limit,
-)
-
-# Limit of isl operations per node. Most schedules take a third of this. A few, with reuse between reads with quotients
-# and remainders, would take hours; these are not fused.
-OPERATIONS_PER_NODE = 6000
-
-
-@dataclass(frozen=True)
-class BandMember:
-    """A loop that nodes share. places: (node, (index, shift)): the loop's value is `index + shift` of each node."""
-
-    places: tuple[tuple[str, tuple[str, int]], ...]
-    lower: int
-    upper: int
-
-    @property
-    def extent(self) -> int:
-        return self.upper - self.lower
-
-    def index_and_shift(self, node: ScopStatement) -> tuple[str, int]:
-        return self._place_of[node.name]
-
-    @cached_property
-    def _place_of(self) -> Mapping[str, tuple[str, int]]:
-        return dict(self.places)
+from ..scop.scop import Scop, ScopStatement, check_reads, statements_of
+from .shared_rows import BandMember, find_shared_rows, is_parallel_index
 
 
 @dataclass(frozen=True)
@@ -224,11 +193,6 @@ def _single_node_group(scop: Scop, node: ScopStatement) -> FusionGroup:
     return FusionGroup((node,), rows)
 
 
-def is_parallel_index(scop: Scop, node: ScopStatement, index: BoundIndex) -> bool:
-    """Whether instances of `node` depend only on those with the same value of `index`."""
-    return node.name not in scop.sources_of(node) or (index.name,) * 2 in scop.coincident_indices(node, node)
-
-
 def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
     """Two consecutive groups as one group, or None if they share no tensor or no coincident row."""
     written = {w.tensor for n in first.nodes for w in n.writes}
@@ -275,8 +239,7 @@ def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionG
 def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
     """`group` extended by `node`, with one of its indices for every row; None if a row would carry a dependence.
 
-    No schedule of all nodes can have more rows than the group, so isl's scheduler, which is slow for many nodes, is
-    not needed.
+    All nodes cannot share more rows than the group has.
     """
     sources = [n for n in group.nodes if n.name in scop.sources_of(node)]
     if not sources:
@@ -301,41 +264,9 @@ def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> Fusion
 
 
 def _schedule_group(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
-    """The group of all `nodes` with the rows that isl's scheduler finds, or None if it finds none."""
-    if not may_share_row(scop, nodes):
-        return None  # avoid isl's scheduler, which could take seconds
-    rows: list[BandMember] = []
-    for pieces in _outer_band(scop, nodes):
-        row = _match_band_member(nodes, pieces)
-        if row is None or any(row.index_and_shift(n)[0] == r.index_and_shift(n)[0] for r in rows for n in nodes):
-            break  # rows that use the same index of a node twice would need a guard
-        rows.append(row)
-    return FusionGroup(tuple(nodes), tuple(rows)) if rows else None
-
-
-def may_share_row(scop: Scop, nodes: Sequence[ScopStatement]) -> bool:
-    """Whether there may be a row with one index of each node, all of the same extent, that carries no dependence.
-
-    Indices of a node that match no index of a node that it depends on, or that depends on it, are removed to a
-    fixpoint. If no index of a node is left, there is no such row.
-    """
-    shared = set.intersection(*({i.extent for i in n.free} for n in nodes))
-    left = {n.name: {i.name for i in n.free if i.extent in shared and is_parallel_index(scop, n, i)} for n in nodes}
-    by_name = {n.name: n for n in nodes}
-    edges = [(s, n) for n in nodes for s in sorted(scop.sources_of(n)) if s in by_name and s != n.name]
-    changed = True
-    while changed and all(left.values()):
-        changed = False
-        for source, sink in edges:
-            pairs = [
-                p
-                for p in scop.coincident_indices(by_name[source], sink)
-                if p[0] in left[source] and p[1] in left[sink.name]
-            ]
-            kept = {a for a, _ in pairs}, {b for _, b in pairs}
-            changed |= kept != (left[source], left[sink.name])
-            left[source], left[sink.name] = kept
-    return all(left.values())
+    """The group of all `nodes` with the rows that they can share, or None if there are none."""
+    rows = find_shared_rows(scop, nodes)
+    return FusionGroup(tuple(nodes), rows) if rows else None
 
 
 def _are_connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
@@ -343,50 +274,3 @@ def _are_connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool
     if any(check_reads(s) & written for s in last.statements):
         return False  # the checks of its subscripts must run in between
     return any(set(last.tensors) & set(n.tensors) for n in before)
-
-
-def _outer_band(scop: Scop, nodes: Sequence[ScopStatement]) -> Iterator[dict[str, isl.Aff]]:
-    """The leading coincident rows of isl's schedule of `nodes`, each as one affine function per node."""
-    found = with_op_limit(OPERATIONS_PER_NODE * len(nodes), scop.constraints_among(nodes).compute_schedule)
-    if found is None:
-        return
-    band = found.get_root().child(0)
-    if str(band.get_type()) != str(isl.schedule_node_type.band):
-        return
-    partial = band.band_get_partial_schedule()
-    for k in range(band.band_n_member()):
-        if not band.band_member_get_coincident(k):
-            return
-        pieces: dict[str, isl.Aff] = {}
-        for piece in _pw_affs(partial.get_at(k)):
-            if piece.n_piece() != 1:
-                return
-            pieces[piece.domain().get_tuple_name()] = piece.as_aff()
-        yield pieces
-
-
-def _pw_affs(row: isl.UnionPwAff) -> list[isl.PwAff]:
-    found: list[isl.PwAff] = []
-    row.foreach_pw_aff(found.append)
-    return found
-
-
-def _match_band_member(nodes: Sequence[ScopStatement], pieces: dict[str, isl.Aff]) -> BandMember | None:
-    """The row `pieces` of a schedule if it is `index + shift` for every node, over one common range; else None.
-
-    Skewed, reversed and constant rows, and nodes that would idle in some iterations, are not fused: their guards cost
-    more than fusion gains on a CPU.
-    """
-    places, ranges = [], set()
-    for node in nodes:
-        f = pieces[node.name]
-        coefficients = [f.get_coefficient_val(isl.dim_type.in_, d).to_python() for d in range(len(node.free))]
-        if sorted(coefficients) != [0] * (len(coefficients) - 1) + [1]:
-            return None
-        index = node.free[coefficients.index(1)]
-        shift = int(f.get_constant_val().to_python())
-        places.append((node.name, (index.name, shift)))
-        ranges.add((index.lower + shift, index.upper + shift))
-    if len(ranges) != 1:
-        return None
-    return BandMember(tuple(places), *ranges.pop())

@@ -10,7 +10,8 @@ from ...tc_lang import ir as tc
 from ...tc_lang.ir import Inequality
 from ..scop.isl_affine import to_isl_affine
 from ..scop.scop import Scop, ScopStatement
-from .fusion import FusionGroup, is_parallel_index
+from .fusion import FusionGroup
+from .shared_rows import is_parallel_index
 
 
 class DimKind(Enum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ..scop.scop import ScopStatement, node_name
-from .fusion import BandMember
 from .legality import ScheduledGroup
 from .loop_nest import LoopNest, NestDim
+from .shared_rows import BandMember
 
 
 def format_schedule(

@@ -20,24 +20,11 @@ from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Inequality, walk_expr
 from .isl_affine import isl_name, isl_tensor, quasi_affine
 
-
-def _make_isl_context() -> isl.Context:
-    """A context for this package alone, since scheduler settings are per context and must not affect other users."""
-    context = isl.Context()
-    context.set_schedule_whole_component(1)
-    context.set_schedule_outer_coincidence(1)
-    context.set_schedule_maximize_coincidence(0)
-    context.set_schedule_maximize_band_depth(0)
-    return context
-
-
-CONTEXT = _make_isl_context()
+CONTEXT = isl.Context()
+"""A context for this package alone, since limits are per context and must not affect other users."""
 
 # isl is not thread-safe: every lowering must hold this lock.
 LOCK = threading.RLock()
-
-REUSE_OPERATIONS = 1_000_000
-"""Limit of isl operations (a fifth of a second) for finding shared reads; real programs take up to 25,000."""
 
 R = TypeVar("R")
 
@@ -176,23 +163,8 @@ class Scop:
             found = flow.get_full_may_dependence()
             yield kind, found if kind == "anti" else found.union(flow.get_full_must_dependence())
 
-    @cached_property
-    def shared_reads(self) -> isl.UnionMap:
-        """Pairs of instances that read the same element: reuse that fusion turns into cache hits.
-
-        Empty if isl would take too long, as for many reads with quotients and remainders.
-        """
-        info = isl.UnionAccessInfo.from_sink(self._reads).set_may_source(self._reads)
-        info = info.set_schedule_map(self._program_order)
-        flow = with_op_limit(REUSE_OPERATIONS, info.compute_flow)
-        return union_map("{ }") if flow is None else flow.get_may_dependence()
-
     def _written_tensors(self) -> frozenset[str]:
         return frozenset(access.tensor for node in self.nodes for access in node.writes)
-
-    @cached_property
-    def _reads(self) -> isl.UnionMap:
-        return self._reads_among(frozenset(access.tensor for node in self.nodes for access in node.reads))
 
     def _reads_among(self, tensors: frozenset[str]) -> isl.UnionMap:
         pieces = [self._access(node, a) for node in self.nodes for a in node.reads if a.tensor in tensors]
@@ -263,36 +235,6 @@ class Scop:
             )
         return self._coincident[key]
 
-    def dependences_among(self, nodes: Sequence[ScopStatement]) -> isl.UnionMap:
-        """The dependences between instances of `nodes`."""
-        return self._dependences_within(domain_of(nodes))
-
-    def _dependences_within(self, domain: isl.UnionSet) -> isl.UnionMap:
-        return self.dependences.intersect_domain(domain).intersect_range(domain)
-
-    def constraints_among(self, nodes: Sequence[ScopStatement]) -> isl.ScheduleConstraints:
-        """The constraints for isl's scheduler on `nodes`.
-
-        Proximity constraints only connect nodes that no dependence connects: dependences are coincident in the rows
-        that are used, and minimizing their distances in other rows would make isl a thousand times slower.
-        """
-        domain = domain_of(nodes)
-        dependences = self._dependences_within(domain)
-        constraints = isl.ScheduleConstraints.on_domain(domain)
-        constraints = constraints.set_validity(dependences).set_coincidence(dependences)
-        part = {n.name: n.name for n in nodes}
-        for relation in _list_sorted_maps(dependences):
-            _merge_components(part, *endpoints(relation))
-        reuse = union_map("{ }")
-        connected = len(set(part.values())) == 1  # then skip the slow search for shared reads
-        shared = reuse if connected else self.shared_reads.intersect_domain(domain).intersect_range(domain)
-        for relation in _list_sorted_maps(shared):
-            source, sink = endpoints(relation)
-            if part[source] != part[sink]:
-                _merge_components(part, source, sink)
-                reuse = reuse.union(isl.UnionMap.from_map(relation))
-        return constraints.set_proximity(reuse)
-
 
 def _list_sorted_maps(relation: isl.UnionMap) -> list[isl.Map]:
     found: list[isl.Map] = []
@@ -311,14 +253,6 @@ def _keeps_position(relation: isl.Map, a: int, b: int, shift: int) -> bool:
     same = isl.Constraint.alloc_equality(isl.LocalSpace.from_space(space)).set_constant_val(shift)
     same = same.set_coefficient_val(isl.dim_type.in_, a, 1).set_coefficient_val(isl.dim_type.out, b, -1)
     return bool(relation.is_subset(isl.Map.universe(space).add_constraint(same)))
-
-
-def _merge_components(part: dict[str, str], a: str, b: str) -> None:
-    """Merge the connected components of `a` and `b` in `part`."""
-    old, new = part[b], part[a]
-    for name, p in part.items():
-        if p == old:
-            part[name] = new
 
 
 def union_map(text: str) -> isl.UnionMap:

@@ -27,7 +27,8 @@ from ....thresholds import (
     GPU_SPLIT_GAIN,
     GPU_SPLIT_TIE,
 )
-from ...schedule.fusion import BandMember, FusionGroup
+from ...schedule.fusion import FusionGroup
+from ...schedule.shared_rows import BandMember
 from ...scop.rfactor import SplitPoint, in_two_stages, is_divisible
 from ...scop.scop import Scop, ScopStatement
 from .mapping_heuristics import group_cycles

@@ -17,8 +17,9 @@ from ....options import MappingOptions
 from ....tc_lang.ir import BoundFunction
 from ....thresholds import GPU_MAX_INNER_ELEMENTS, GPU_NEIGHBOR_TERMS
 from ...schedule.access_cost import access_stride, loop_order
-from ...schedule.fusion import BandMember, FusionGroup
+from ...schedule.fusion import FusionGroup
 from ...schedule.loop_nest import DimKind, LoopNest, NestDim, build_nests
+from ...schedule.shared_rows import BandMember
 from ...scop.isl_affine import isl_name, isl_parameter
 from ...scop.scop import Scop
 from ..tree.schedule_tree import (
