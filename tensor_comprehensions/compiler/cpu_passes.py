@@ -22,6 +22,7 @@ from ..core.diagnostics import Dump, get_logger
 from ..core.errors import ArgumentError, CannotLower, InternalError
 from ..core.interrupts import deferred_interrupts
 from ..core.pass_steps import StepReport, watch_steps
+from ..core.recursion_limit import raise_recursion_limit
 from ..loop_ir.binding_checks import check_bindings
 from ..loop_ir.nodes import CheckSite, Module, Stmt
 from ..loop_ir.passes.partition_loops import partition_loops
@@ -184,6 +185,7 @@ def compile_object(
     return results["assemble"], temporary_bytes(results["simplify_again"])
 
 
+@raise_recursion_limit()
 def run_passes(
     passes: Sequence[Pass], bound: BoundFunction, text: str, context: Any, made: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], tuple[tuple[str, float], ...], Dump | None]:
