@@ -62,7 +62,7 @@ def find_shared_rows(scop: Scop, nodes: Sequence[ScopStatement]) -> tuple[BandMe
             break
         while (row := _find_row(nodes, candidates, allowed)) is not None:
             rows.append(row)
-            candidates = {n.name: _without(candidates[n.name], row.index_and_shift(n)[0]) for n in nodes}
+            candidates = {n.name: _remove_index(candidates[n.name], row.index_and_shift(n)[0]) for n in nodes}
     order = [i.name for i in nodes[0].free]
     return tuple(sorted(rows, key=lambda row: order.index(row.index_and_shift(nodes[0])[0])))
 
@@ -72,7 +72,7 @@ def is_parallel_index(scop: Scop, node: ScopStatement, index: BoundIndex) -> boo
     return node.name not in scop.sources_of(node) or (index.name,) * 2 in scop.coincident_indices(node, node)
 
 
-def _without(indices: tuple[str, ...], index: str) -> tuple[str, ...]:
+def _remove_index(indices: tuple[str, ...], index: str) -> tuple[str, ...]:
     return tuple(i for i in indices if i != index)
 
 
