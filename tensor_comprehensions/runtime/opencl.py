@@ -1,10 +1,11 @@
-"""Runs OpenCL kernels through PyOpenCL on the first device; PoCL makes the CPU a device."""
+"""Runs OpenCL kernels through PyOpenCL on the first device that can; PoCL makes the CPU a device."""
 
 from __future__ import annotations
 
 import functools
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class OpenClDevice:
 
 
 def is_opencl_available() -> bool:
-    """Whether there is a device."""
+    """Whether there is a device that builds kernels."""
     try:
         opencl_device()
     except ArgumentError:
@@ -41,7 +42,7 @@ def is_opencl_available() -> bool:
 
 @functools.cache
 def opencl_device() -> OpenClDevice:
-    """The first device. Raises ArgumentError if there is none."""
+    """The first device that builds kernels. Raises ArgumentError if there is none."""
     try:
         import pyopencl
     except ImportError as error:
@@ -52,8 +53,14 @@ def opencl_device() -> OpenClDevice:
         devices = []
     if not devices:
         raise ArgumentError("there is no OpenCL device", suggestion=_HOW)
-    context = pyopencl.Context(devices[:1])
-    return OpenClDevice(pyopencl, context, pyopencl.CommandQueue(context))
+    for device in devices:
+        context = pyopencl.Context([device])
+        with suppress(pyopencl.Error), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pyopencl.Program(context, "__kernel void empty() {}").build()
+            return OpenClDevice(pyopencl, context, pyopencl.CommandQueue(context))
+    names = ", ".join(str(d.name) for d in devices)
+    raise ArgumentError(f"no OpenCL device builds kernels; PoCL 3.0 does not know Zen 5: {names}", suggestion=_HOW)
 
 
 def run_opencl(

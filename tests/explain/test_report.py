@@ -82,9 +82,9 @@ def unpack_folds(page: Page) -> dict[str, list[Any]]:
     return {str(a["id"]): json.loads(decompress(base64.b64decode(str(a["data-z"])))) for a in folds}
 
 
-COPIES = re.compile(r" +v?(mov|xor|push|pop|call|ret)")
-"""Instructions that LLVM adds without a line: spills, copies between registers, zeros and calls. Processors with few
-registers have many."""
+COPIES = re.compile(r" +v?(mov|xor|push|pop|call|ret|jmp)|.*%rsp$")
+"""Instructions that LLVM adds without a line: spills, copies between registers, zeros, calls, jumps between blocks and
+the frame. Processors with few registers have many."""
 
 
 @pytest.mark.sampled

@@ -29,7 +29,7 @@ CASES = [
 def test_parts(case: tuple[str, ...]) -> None:
     source, *shapes = case
     op, inputs = tc.define(source).f, [torch.randn(shape) for shape in shapes]
-    assert ".part" in op.compile(*inputs).source("schedule")
+    assert "_combined" in op.compile(*inputs).source("schedule")
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
