@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ..core.diagnostics import get_logger
 from ..core.single_flight import SingleFlightCache
 from ..dispatch.arguments import TYPES
-from . import convolution, matmul, pooling  # noqa: F401 (they add rows to the tables)
+from . import convolution, matmul, pooling, upsampling  # noqa: F401 (they add rows to the tables)
 from .op_table import MULTI_OUTPUT_OPS, TABLE, VIEWS, aten
 
 SPLIT = aten.split_with_sizes.default

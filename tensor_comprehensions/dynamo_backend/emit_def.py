@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -89,10 +91,15 @@ def memory_order(node: fx.Node) -> list[int]:
 
     Dimensions of size 1 have places by their strides, too, so that kernels give them the strides that torch gives them.
     """
-    meta = node.meta["val"]
-    order = sorted(range(meta.ndim), key=lambda d: (-meta.stride(d), meta.shape[d] == 1, d))
-    dense = meta.permute(order).is_contiguous()
-    return order if dense else list(range(meta.ndim))
+    return _memory_order(node.meta["val"])
+
+
+def _memory_order(meta: torch.Tensor) -> list[int]:
+    strides = meta.stride()
+    order = sorted(range(meta.ndim), key=lambda d: (-strides[d], meta.shape[d] == 1, d))
+    steps = [*accumulate((meta.shape[d] for d in reversed(order)), mul, initial=1)][-2::-1]
+    dense = all(meta.shape[d] <= 1 or strides[d] == step for d, step in zip(order, steps, strict=True))
+    return order if dense or 0 in meta.shape else list(range(meta.ndim))
 
 
 class _Writer:
@@ -175,7 +182,8 @@ class _Writer:
             self._define(piece, _match_result(self._context(piece.meta["val"]), make(), node))
 
     def _context(self, meta: torch.Tensor) -> TranslationContext:
-        return TranslationContext(self.body, tuple(meta.shape), TYPES[meta.dtype])
+        order = tuple(_memory_order(meta)) if isinstance(meta, torch.Tensor) else ()
+        return TranslationContext(self.body, tuple(meta.shape), TYPES[meta.dtype], order)
 
     def _translate_node(self, node: fx.Node) -> Any:
         """The value of `node`, or its values."""

@@ -36,11 +36,15 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @dataclass(frozen=True, slots=True)
 class TranslationContext:
-    """The context in which a node is translated: the def so far, and the shape and type of the node's result."""
+    """The context in which a node is translated: the def so far, and the shape and type of the node's result.
+
+    order: the dimensions of the result, outermost in memory first; () if that is not known.
+    """
 
     body: DefBuilder
     shape: tuple[int, ...]
     dtype: DType
+    order: tuple[int, ...] = ()
 
 
 Operation = Callable[..., Value]

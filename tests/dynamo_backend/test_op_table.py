@@ -16,6 +16,7 @@ from tensor_comprehensions.dynamo_backend.backend import fuse_regions
 from tensor_comprehensions.dynamo_backend.decompositions import decomposition_table
 from tensor_comprehensions.dynamo_backend.kernel_or_eager import KernelOrEager
 from tensor_comprehensions.dynamo_backend.op_table import MULTI_OUTPUT_OPS, TABLE, aten, prims
+from tensor_comprehensions.dynamo_backend.undecomposed_operations import captured_whole
 
 r = torch.randn
 A, B, ROW, COLUMN = r(4, 6), r(4, 6), r(6), r(4, 1)
@@ -256,6 +257,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda g, q, k, v: _attention_gradients(g, q, k, v, causal=False),
         (*r(2, 2, 6, 5, 4), *r(2, 2, 2, 5, 4)),
     ),
+    "larger lines": (lambda x: _enlarge(x, "linear1d"), (r(2, 3, 4),)),
+    "larger images": (lambda x: _enlarge(x, "bilinear2d"), (r(2, 3, 4, 5),)),
+    "larger volumes": (lambda x: _enlarge(x, "trilinear3d"), (r(1, 2, 3, 4, 5),)),
     "doubles": (lambda x: (x * 0.5).exp() @ x.t() + 1, (A.double(),)),
 }  # fmt: skip
 
@@ -268,6 +272,20 @@ def _gradients(g: Tensor, x: Tensor, w: Tensor, stride: Any, padding: Any, dilat
     return torch.cat([p.reshape(-1) for p in parts])
 
 
+def _enlarge(x: Tensor, linear: str) -> Tensor:
+    """The sum of `x` enlarged in all ways that have formulas, and the gradients of these, in one vector."""
+    dimensions = x.dim() - 2
+    large = [3 * n for n in x.shape[2:]]
+    ways = [(f"{kind}{dimensions}d", ()) for kind in ("upsample_nearest", "_upsample_nearest_exact")]
+    ways.append((f"upsample_{linear}", (False,)))
+    larger = sum(getattr(aten, name)(x * 2, large, *given, *[None] * dimensions) for name, given in ways)
+    parts = [
+        getattr(aten, f"{name}_backward")(larger * 2, large, x.shape, *given, *[None] * dimensions)
+        for name, given in ways
+    ]
+    return torch.cat([x.flatten() for x in (larger, *parts)])
+
+
 def _attention_gradients(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = True
 ) -> Tensor:
@@ -278,9 +296,14 @@ def _attention_gradients(
     return torch.cat([p.flatten() for p in (*parts, logarithms)])
 
 
+def trace_graph(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.GraphModule:
+    others = {operation: f for operation, f in decomposition_table().items() if operation not in TABLE}
+    with captured_whole(inputs):
+        return make_fx(function, others, tracing_mode="fake")(*inputs)
+
+
 def fuse_graph(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.GraphModule:
-    graph = make_fx(function, decomposition_table(), tracing_mode="fake")(*inputs)
-    module = fuse_regions(graph)
+    module = fuse_regions(trace_graph(function, inputs))
     for child in module.children():
         if isinstance(child, KernelOrEager):
             child.uses_kernel = True
@@ -315,7 +338,7 @@ def test_large_tensors_of_16_bits_are_rounded(most: int, monkeypatch: pytest.Mon
 def test_the_cases_reach_the_whole_table() -> None:
     seen = set()
     for function, inputs in CASES.values():
-        seen |= {n.target for n in make_fx(function, decomposition_table(), tracing_mode="fake")(*inputs).graph.nodes}
+        seen |= {n.target for n in trace_graph(function, inputs).graph.nodes}
     assert {t for t in (*TABLE, *MULTI_OUTPUT_OPS) if t not in seen} == set()
 
 
