@@ -187,6 +187,46 @@ def test_every_sum_of_lanes(verify: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert in_lanes >= (1 if verify else 6)
 
 
+LAYERS = """def f(float(M,K) x, float(N,K) u, float(N,K) v, float(N) b) -> (y, z) {
+    p(m,n) +=! x(m,k) * u(n,k)
+    y(m,n) = fmax(p(m,n) + b(n), 0)
+    q(m,n) +=! x(m,k) * v(n,k)
+    z(m,n) = y(m,n) * q(m,n)
+}"""
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["dense", "of every third row"])
+@pytest.mark.parametrize(("rows", "in_lanes"), [(1, False), (2, True), (4, True), (100, False)])
+def test_layers_on_few_rows_have_lanes_along_their_sums(rows: int, in_lanes: bool, step: int) -> None:
+    """The weights of a layer are contiguous along the sum; few rows do not pay for transposing them."""
+    x = torch.randint(-3, 4, (rows * step, 256)).float()[::step]
+    u, v = torch.randint(-3, 4, (2, 96, 256)).float()
+    b = torch.randint(-3, 4, (96,)).float()
+    op = tc.define(LAYERS).f
+    y = (x @ u.t() + b).relu()
+    for found, expected in zip(op(x, u, v, b), (y, y * (x @ v.t())), strict=True):
+        assert torch.equal(found, expected)
+    schedule = op.compile(x, u, v, b, target=AVX512).source("schedule")
+    assert ("p.lanes +=!" in schedule, "q.lanes +=!" in schedule) == (in_lanes, in_lanes)
+
+
+def test_every_layer_in_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the model thinks of it."""
+    monkeypatch.setattr(reorder_contractions, "REORDER_GAIN", 1e9)
+    choose, in_lanes = Random(3), 0
+    for _ in range(6):
+        rows, columns, terms = choose.randint(2, 40), choose.randint(2, 40), choose.choice([24, 45, 64, 80])
+        x = torch.randint(-3, 4, (rows, terms)).float()
+        u, v = torch.randint(-3, 4, (2, columns, terms)).float()
+        b = torch.randint(-3, 4, (columns,)).float()
+        op, y = tc.define(LAYERS).f, (x @ u.t() + b).relu()
+        with knobs.override_knobs(cache="off", verify=True):
+            for found, expected in zip(op(x, u, v, b), (y, y * (x @ v.t())), strict=True):
+                assert torch.equal(found, expected), (rows, columns, terms)
+        in_lanes += "p.lanes" in op.compile(x, u, v, b, target=AVX512).source("schedule")
+    assert in_lanes
+
+
 def test_a_product_whose_copies_would_be_fused_with_it_keeps_its_register_tile() -> None:
     """The copy of Y joined the product along the lanes, which no tile can cut, and all ran as loops."""
     op = tc.define("def f(float(B,E,A,C,D) X, float(D,B,A,F) Y) -> (O) { O(f,e,c) +=! X(b,e,a,c,d) * Y(d,b,a,f) }").f

@@ -99,9 +99,14 @@ Orders = tuple[Order | None, Order | None, Order | None]
 def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
     """`function` with copies around its only statement, if that is a contraction that gains by them.
 
-    Unchanged if the user gave a schedule.
+    Of several statements, those that are contractions are only vectorized along their sums if that pays. Unchanged if
+    the user gave a schedule.
     """
-    found = _contraction(function) if options.use_microkernels and options.schedule is None else None
+    if not options.use_microkernels or options.schedule is not None:
+        return function
+    if len(function.statements) != 1:
+        return _vectorize_sums(function, target, parallel=options.grain_size > 0)
+    found = _contraction(function)
     if found is None or found.bytes > MAX_REORDERED_L2_SIZES * target.cache[1]:
         return function
     parallel = options.grain_size > 0
@@ -125,6 +130,31 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
     if best is not function and is_recording():
         _record_order(function, best, target, parallel=parallel)
     return best
+
+
+def _vectorize_sums(function: BoundFunction, target: CpuTarget, *, parallel: bool) -> BoundFunction:
+    """`function` with each of its contractions vectorized along the sum for which that pays."""
+    for s in function.statements:
+        found = _contraction(replace(function, statements=(s,)), dense=False)
+        lanes = 0 if found is None else lanes_along_sum(s, target.lanes(found.bits))
+        if found is None or not lanes or internal_name(s.target, "lanes") in {t.name for t in function.tensors}:
+            continue
+        plain = _predict_op_cycles(_build_structured_op(found.function), target, parallel=parallel)
+        candidate, multiply = with_lanes_along_sum(function, s, lanes)
+        cycles = combining_cycles(s) + _predict_op_cycles(_build_structured_op(multiply), target, parallel=parallel)
+        if plain < inf and cycles < REORDER_GAIN * plain:
+            function = candidate
+            _record_lanes(s, lanes, cycles, plain)
+    return function
+
+
+def _record_lanes(s: BoundStatement, lanes: int, cycles: float, plain: float) -> None:
+    """Record that `s` is vectorized along its sum."""
+    if is_recording():
+        why = "its few rows do not pay for transposing the other factor, which is contiguous along the sum"
+        rival = Rival("the product as it is written", plain)
+        chosen = f"{lanes} lanes along the sum, added up afterwards"
+        note_decision(Decision("order", (s.name,), chosen, why, (("cycles", cycles),), (rival,)))
 
 
 def _record_order(function: BoundFunction, best: BoundFunction, target: CpuTarget, *, parallel: bool) -> None:
@@ -161,8 +191,11 @@ def _with_lanes_along_sum(
     return best
 
 
-def _contraction(function: BoundFunction) -> _Contraction | None:
-    """The only statement of `function` if it is a contraction of two tensors without batch indices, else None."""
+def _contraction(function: BoundFunction, *, dense: bool = True) -> _Contraction | None:
+    """The only statement of `function` if it is a contraction of two tensors without batch indices, else None.
+
+    dense: whether all tensors must be contiguous; otherwise they need be along their last dimensions only.
+    """
     if len(function.statements) != 1:
         return None
     (s,) = function.statements
@@ -180,7 +213,7 @@ def _contraction(function: BoundFunction) -> _Contraction | None:
     if not all(isinstance(a, tc.Access) and not a.guarded for a in accesses):
         return None
     found = _Contraction(function, s, accesses)  # type: ignore[arg-type]
-    whole = all(_is_whole(function, a, {i.name: i for i in s.indices}) for a in found.accesses)
+    whole = all(_is_whole(function, a, {i.name: i for i in s.indices}, dense) for a in found.accesses)
     if not whole or len({a.tensor for a in found.accesses}) < 3:
         return None
     x, y, c = map(set, found.orders)
@@ -192,10 +225,10 @@ def _contraction(function: BoundFunction) -> _Contraction | None:
     return found
 
 
-def _is_whole(function: BoundFunction, access: tc.Access, ranges: Mapping[str, BoundIndex]) -> bool:
-    """Whether `access` covers a whole contiguous tensor with plain indices."""
+def _is_whole(function: BoundFunction, access: tc.Access, ranges: Mapping[str, BoundIndex], dense: bool) -> bool:
+    """Whether `access` covers a whole tensor, contiguous if `dense` or along its last dimension, with plain indices."""
     tensor = function.tensor(access.tensor)
-    if tensor.strides != contiguous_strides(tensor.shape):
+    if tensor.strides != contiguous_strides(tensor.shape) if dense else tensor.strides[-1:] not in ((), (1,)):
         return False
     names = [e.name for e in access.subscripts if isinstance(e, tc.Index)]
     bounds = [(ranges[n].lower, ranges[n].upper) for n in names]
