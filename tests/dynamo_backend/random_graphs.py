@@ -91,6 +91,8 @@ PRODUCTS = (
     "F.group_norm({a}[None], 1)", "F.max_pool2d({a}[None, None], 2, 1)", "F.avg_pool2d({a}[None, None], 2, 1, 1)",
     "F.cross_entropy({a}, {a}.argmax(-1))", "F.conv2d({a}[None, None], {a}[None, None, :2, :2] * 0.3, padding=1)",
     "F.interpolate({a}[None, None], scale_factor=2.0)", "F.pad({a}[None], (1, 1), mode='reflect')",
+    "F.interpolate({a}[None, None], scale_factor=2, mode='bilinear')",
+    "F.interpolate({a}[None], scale_factor=3, mode='nearest-exact')",
     "torch.addmm({a}, {a}, {a}.t() @ {a}, beta=0.5)",
     "torch.baddbmm({a}[None], {a}[None], {b}.t()[None] @ {a}[None])",
     "F.batch_norm({a}, None, None, training=True)", "F.instance_norm({a}[None])", "torch.cdist({a}, {b})",
