@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def left(small_regions: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def pooled_by_torch(small_regions: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations that stay with torch."""
     found: list[str] = []
 
@@ -53,15 +53,15 @@ def assert_same(function: Callable[[Tensor], Any], x: Tensor) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("shape", [(2, 3, 8, 11), (3, 9, 12)])
-def test_places_are_those_of_torch(name: str, shape: tuple[int, ...], left: list[str]) -> None:
+def test_places_are_those_of_torch(name: str, shape: tuple[int, ...], pooled_by_torch: list[str]) -> None:
     assert_same(lambda x: F.max_pool2d(x, **CASES[name], return_indices=True), image(*shape))
-    assert not left
+    assert not pooled_by_torch
 
 
 @pytest.mark.sampled  # types for each window
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_gradients_go_to_the_first_maximum(name: str, dtype: torch.dtype, left: list[str]) -> None:
+def test_gradients_go_to_the_first_maximum(name: str, dtype: torch.dtype, pooled_by_torch: list[str]) -> None:
     x = torch.randint(0, 3, (2, 3, 8, 11)).to(dtype)
     leaf = x.clone().requires_grad_()
     function = torch.compile(lambda x: F.max_pool2d(x * 2, **CASES[name]), backend="tensor_comprehensions")
@@ -70,7 +70,7 @@ def test_gradients_go_to_the_first_maximum(name: str, dtype: torch.dtype, left: 
     (found,) = torch.autograd.grad(y, leaf, direction)
     expected = torch.autograd.grad(F.max_pool2d(leaf * 2, **CASES[name]), leaf, direction)[0]
     torch.testing.assert_close(found, expected)
-    assert not left
+    assert not pooled_by_torch
 
 
 AVERAGES: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ AVERAGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", AVERAGES)
 @pytest.mark.parametrize("shape", [(2, 3, 8, 11), (3, 8, 11)])
-def test_averages_and_their_gradients(name: str, shape: tuple[int, ...], left: list[str]) -> None:
+def test_averages_and_their_gradients(name: str, shape: tuple[int, ...], pooled_by_torch: list[str]) -> None:
     leaf = torch.randn(shape, requires_grad=True)
     expected = F.avg_pool2d(leaf * 2, **AVERAGES[name])
     found = torch.compile(lambda x: F.avg_pool2d(x * 2, **AVERAGES[name]), backend="tensor_comprehensions")(leaf)
@@ -97,7 +97,7 @@ def test_averages_and_their_gradients(name: str, shape: tuple[int, ...], left: l
     direction = torch.randn_like(expected)
     gradients = (torch.autograd.grad(y, leaf, direction)[0] for y in (found, expected))
     torch.testing.assert_close(*gradients)
-    assert not left
+    assert not pooled_by_torch
 
 
 @pytest.mark.parametrize("padding", [0, 1])
@@ -114,7 +114,7 @@ def test_windows_of_one_row_and_of_one_column() -> None:
         assert_same(lambda x: F.max_pool2d(x, 3, return_indices=True), image(*size))
 
 
-def test_windows_beyond_the_padding_stay_with_torch(left: list[str]) -> None:
+def test_windows_beyond_the_padding_stay_with_torch(pooled_by_torch: list[str]) -> None:
     assert_same(lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True, return_indices=True), image(2, 3, 8, 10))
     assert_same(lambda x: F.max_pool2d(x, 2, 2, 1, dilation=2, return_indices=True), image(2, 3, 8, 10))
-    assert left == [str(torch.ops.aten.max_pool2d_with_indices.default)] * 2
+    assert pooled_by_torch == [str(torch.ops.aten.max_pool2d_with_indices.default)] * 2
