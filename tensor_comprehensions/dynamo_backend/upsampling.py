@@ -19,7 +19,7 @@ from .op_table import TranslationContext, aten, operation, reduce_dims
 OUTER = 2
 """The dimensions before those that are upsampled: images and channels."""
 LARGEST_FACTOR = 16
-"""Above, the weights of one line are a loop long enough to be read from a table, as torch does."""
+"""Larger factors, which are rare, stay with torch; they were not measured."""
 
 
 @operation(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default)
