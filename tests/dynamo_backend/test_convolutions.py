@@ -56,7 +56,7 @@ CASES = {
 
 
 @pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def convolved_by_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The convolutions that stay with torch."""
     found: list[str] = []
 
@@ -78,19 +78,19 @@ def run_with_gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list
 @pytest.mark.sampled  # strides, paddings and groups
 @pytest.mark.usefixtures("small_regions")
 @pytest.mark.parametrize("name", CASES)
-def test_convolutions_agree_with_torch(name: str, uncompiled: list[str]) -> None:
+def test_convolutions_agree_with_torch(name: str, convolved_by_torch: list[str]) -> None:
     torch.manual_seed(0)
     inputs = r(CASES[name].data), r(CASES[name].weight)
     function = CASES[name].function()
     expected = run_with_gradients(function, *inputs)
     found = run_with_gradients(torch.compile(function, backend="tensor_comprehensions"), *inputs)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    assert not uncompiled
+    assert not convolved_by_torch
 
 
 @pytest.mark.usefixtures("small_regions")
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_convolutions_with_other_groups_follow_each_other(kernel: int, uncompiled: list[str]) -> None:
+def test_convolutions_with_other_groups_follow_each_other(kernel: int, convolved_by_torch: list[str]) -> None:
     """The groups of the first split the channels in another way than those of the second."""
 
     def function(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -100,12 +100,12 @@ def test_convolutions_with_other_groups_follow_each_other(kernel: int, uncompile
     inputs = r(2, 12, 5, 6), r(12, 3, kernel, kernel), r(24, 4, kernel, kernel)
     found = run_with_gradients(torch.compile(function, backend="tensor_comprehensions"), *inputs)
     torch.testing.assert_close(found, run_with_gradients(function, *inputs), rtol=1e-3, atol=1e-3)
-    assert not uncompiled
+    assert not convolved_by_torch
 
 
 @pytest.mark.usefixtures("kernels_always")
 @pytest.mark.parametrize("transposed", [False, True])
-def test_kernels_check_weights_that_are_computed(transposed: bool, uncompiled: list[str]) -> None:
+def test_kernels_check_weights_that_are_computed(transposed: bool, convolved_by_torch: list[str]) -> None:
     """Padding multiplies weights by 0, which is NaN if the weights overflow in the conversion of autocast."""
     convolve = F.conv_transpose2d if transposed else F.conv2d
 
@@ -118,7 +118,7 @@ def test_kernels_check_weights_that_are_computed(transposed: bool, uncompiled: l
     torch.testing.assert_close(run_with_gradients(fast, x, w), run_with_gradients(function, x, w), rtol=3e-2, atol=5e-2)
     w[0, 0, 0, 0] = torch.finfo(torch.float32).max
     torch.testing.assert_close(fast(x, w), function(x, w), rtol=3e-2, atol=5e-2, equal_nan=True)
-    assert not uncompiled
+    assert not convolved_by_torch
 
 
 @pytest.mark.usefixtures("small_regions")
