@@ -210,6 +210,14 @@ def test_layers_on_few_rows_have_lanes_along_their_sums(rows: int, in_lanes: boo
     assert ("p.lanes +=!" in schedule, "q.lanes +=!" in schedule) == (in_lanes, in_lanes)
 
 
+def test_a_product_of_strided_rows_has_lanes_along_its_sum() -> None:
+    x = torch.randint(-3, 4, (12, 256)).float()[::3]
+    w = torch.randint(-3, 4, (96, 256)).float()
+    op = tc.define("def f(float(M,K) x, float(N,K) w) -> (y) { y(m,n) +=! x(m,k) * w(n,k) }").f
+    assert torch.equal(op(x, w), x @ w.t())
+    assert "y.lanes +=!" in op.compile(x, w, target=AVX512).source("schedule")
+
+
 def test_every_layer_in_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the model thinks of it."""
     monkeypatch.setattr(reorder_contractions, "REORDER_GAIN", 1e9)

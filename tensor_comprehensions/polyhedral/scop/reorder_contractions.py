@@ -99,17 +99,17 @@ Orders = tuple[Order | None, Order | None, Order | None]
 def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
     """`function` with copies around its only statement, if that is a contraction that gains by them.
 
-    Of several statements, those that are contractions are only vectorized along their sums if that pays. Unchanged if
-    the user gave a schedule.
+    Contractions among other statements, or of tensors with gaps, are only vectorized along their sums if that pays.
+    Unchanged if the user gave a schedule.
     """
     if not options.use_microkernels or options.schedule is not None:
         return function
-    if len(function.statements) != 1:
-        return _vectorize_sums(function, target, parallel=options.grain_size > 0)
-    found = _contraction(function)
-    if found is None or found.bytes > MAX_REORDERED_L2_SIZES * target.cache[1]:
-        return function
     parallel = options.grain_size > 0
+    found = _contraction(function)
+    if found is None:
+        return _vectorize_sums(function, target, parallel=parallel)
+    if found.bytes > MAX_REORDERED_L2_SIZES * target.cache[1]:
+        return function
     least = REORDER_GAIN * _predict_op_cycles(_build_structured_op(function), target, parallel=parallel)
     if least == inf and found.summed_run >= LANE_SUM_TERMS:
         return function
